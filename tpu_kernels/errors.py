@@ -1,0 +1,51 @@
+"""The one exception family of tpu-kernels.
+
+Every error this package raises on purpose derives from `TpuKernelsError`, so ``except TpuKernelsError``
+catches them all. Each message names the value that was refused, the limit it broke and the way out.
+"""
+
+from __future__ import annotations
+
+
+class TpuKernelsError(Exception):
+    """Base of every error that tpu-kernels raises on purpose."""
+
+
+class InvalidReferenceError(TpuKernelsError, ValueError):
+    """A kernel was named in a way that cannot be read, e.g. without an organisation."""
+
+
+class KernelNotFoundError(TpuKernelsError, LookupError):
+    """No source has the kernel, or not in the version that was asked for."""
+
+
+class InvalidMetadataError(TpuKernelsError, ValueError):
+    """A kernel's `metadata.json`, `build.toml` or a registry index is malformed."""
+
+
+class VerificationError(TpuKernelsError):
+    """A kernel's files are not the ones its digests promise. Nothing of it was run."""
+
+
+class IncompatibleKernelError(TpuKernelsError):
+    """The kernel exists but does not run on this device or with these versions."""
+
+
+class BuildError(TpuKernelsError):
+    """A kernel could not be built from its source."""
+
+
+class EmulationError(TpuKernelsError, RuntimeError):
+    """The emulated device could not be set up in this process."""
+
+
+class DeviceError(TpuKernelsError, RuntimeError):
+    """A device was asked for that is not there, or what was asked for does not fit on it."""
+
+
+class IntegrationError(TpuKernelsError):
+    """A kernel could not be registered with another library."""
+
+
+class BenchmarkError(TpuKernelsError, ValueError):
+    """A benchmark was asked for with values it cannot run."""
