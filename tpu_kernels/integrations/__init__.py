@@ -1,0 +1,1 @@
+"""Where models look for kernels: one module a library, none imported before it is used."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._library.autograd import Info, make_autograd_impl
 
 from .cpu import reference_program
 from .errors import InputError
@@ -280,5 +281,23 @@ def _register_gradient(op: Op, library: torch.library.Library, namespace: str, n
     def no_second_derivative(ctx: Any, *grads: Any) -> None:
         raise InputError(f"{op.name} has no second derivative; do not ask for one with create_graph=True")
 
-    torch.library.register_autograd(op.name, backward, setup_context=save, lib=library)
+    overload = getattr(getattr(torch.ops, namespace), name).default
+    library.impl(name, _with_gradient(overload, backward, save), "Autograd", with_keyset=True)
     torch.library.register_autograd(qualified, no_second_derivative, lib=library)
+
+
+def _with_gradient(overload: Any, backward: Callable[..., Any], save: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``torch.library.register_autograd`` registers, with a short way round it for calls without gradient.
+
+    These are the calls of a decode step, and torch's own way costs them as much as the kernel's dispatch.
+    """
+    recorded = make_autograd_impl(overload, Info(backward, save))
+    redispatch, below = overload.redispatch, torch._C._after_autograd_keyset
+    wanted, any_requires_grad = torch._C.is_grad_enabled, torch._C._any_requires_grad
+
+    def call(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if wanted() and any_requires_grad(*args):
+            return recorded(keyset, *args, **kwargs)
+        return redispatch(keyset & below, *args, **kwargs)
+
+    return call

@@ -39,11 +39,12 @@ class Specialised:
         for name, value in kwargs.items():
             key.append(name)
             _collect(value, key, tensors)
-        program = self._programs.get(tuple(key))
+        call = tuple(key)
+        program = self._programs.get(call)
         if program is None:
             bound = self._signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            program = self._programs[tuple(key)] = self._make(bound.arguments)
+            program = self._programs[call] = self._make(bound.arguments)
         return program(tensors)
 
 

@@ -6,6 +6,7 @@ token, E experts, H hidden size, I intermediate size, R = T * k pairs of a token
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -59,23 +60,22 @@ def ragged_dot(
     return _ragged_dot(static, lhs, rhs, group_sizes.astype(jnp.int32), offset)
 
 
-class _Static(tuple[bool, Any, str, Config | None, Any]):
-    """transpose_rhs, out_dtype, tpu, config, interpret: what a product is specialised for.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Static:
+    """What a product is specialised for. Compared by identity: `interpret` may be an unhashable record."""
 
-    Compared by identity of its parts' values; `interpret` may be an unhashable parameter record.
-    """
-
-    def __new__(cls, *parts: Any) -> _Static:
-        return super().__new__(cls, parts)
-
-    __hash__ = object.__hash__
+    transpose_rhs: bool
+    out_dtype: Any
+    tpu: str
+    config: Config | None
+    interpret: Any
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _ragged_dot(
     static: _Static, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, offset: jax.Array
 ) -> jax.Array:
-    transpose_rhs, out_dtype, tpu, config, interpret = static
+    transpose_rhs, out_dtype = static.transpose_rhs, static.out_dtype
     m, k = lhs.shape
     n = rhs.shape[1 if transpose_rhs else 2]
     if m == 0 or k == 0 or n == 0:
@@ -92,8 +92,8 @@ def _ragged_dot(
         offset,
         transpose_rhs=transpose_rhs,
         out_dtype=out_dtype,
-        config=config or _config(m, k_padded, n_padded, lhs.dtype, tpu, interpret),
-        interpret=interpret,
+        config=static.config or _config(m, k_padded, n_padded, lhs.dtype, static.tpu, static.interpret),
+        interpret=static.interpret,
     )
     return out[:, :n]
 
@@ -105,13 +105,16 @@ def _forward(
 
 
 def _backward(static: _Static, saved: tuple[jax.Array, ...], grad: jax.Array) -> tuple[Any, ...]:
-    transpose_rhs, _, tpu, _, interpret = static
     lhs, rhs, group_sizes, offset = saved
     grad = grad.astype(lhs.dtype)
-    through = _Static(not transpose_rhs, lhs.dtype, tpu, None, interpret)
+    through = dataclasses.replace(
+        static, transpose_rhs=not static.transpose_rhs, out_dtype=lhs.dtype, config=None
+    )
     grad_lhs = _ragged_dot(through, grad, rhs, group_sizes, offset)
-    left, right = (grad, lhs) if transpose_rhs else (lhs, grad)
-    grad_rhs = _weight_gradient(left, right, group_sizes, offset, rhs, tpu=tpu, interpret=interpret)
+    left, right = (grad, lhs) if static.transpose_rhs else (lhs, grad)
+    grad_rhs = _weight_gradient(
+        left, right, group_sizes, offset, rhs, tpu=static.tpu, interpret=static.interpret
+    )
     return grad_lhs, grad_rhs, None, None
 
 

@@ -1,0 +1,2 @@
+def add(left: int, right: int) -> int:
+    return left + right

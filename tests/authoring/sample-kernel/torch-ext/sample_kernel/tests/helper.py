@@ -1,0 +1,1 @@
+raise AssertionError("the tests of a package do not travel")

@@ -1,0 +1,73 @@
+"""How a built kernel lies on disk, and how its files are named, listed and digested.
+
+The layout is the one of the Hub, so that builds travel between this library and stock `kernels`::
+
+    <repository>/
+      README.md                  the kernel card
+      build/torch-tpu/           the variant folder
+        metadata.json            name, id, version, requirements, digests of every other file
+        __init__.py ...          the kernel's package
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from pathlib import Path
+
+from ..errors import TpuKernelsError
+
+VARIANT = "torch-tpu"
+METADATA_FILE = "metadata.json"
+SIGNATURE_FILE = "metadata.json.sigstore"
+CARD_FILE = "README.md"
+
+
+def check_relative_path(path: str) -> str:
+    """Returns `path` if it is a plain relative POSIX path; raises ValueError if it could leave its folder.
+
+    Example:
+        >>> check_relative_path("tpu_ops/__init__.py")
+        'tpu_ops/__init__.py'
+    """
+    # A colon is refused because "C:x" is absolute on Windows, a backslash because it separates there.
+    if any(part in ("", ".", "..") for part in path.split("/")) or any(c in path for c in "\\:\0"):
+        raise ValueError(f"{path!r} is no plain relative path (such as 'tpu_ops/__init__.py')")
+    return path
+
+
+def digest(content: bytes, algorithm: str) -> str:
+    """The digest of `content` in the form `metadata.json` holds: base64 of the hash.
+
+    Example:
+        >>> digest(b"hello world", "sha256")
+        'uU0nuZNNPgilLlLX2n2r+sSE7+N6U4DukIj3rOLvzek='
+    """
+    return base64.b64encode(hashlib.new(algorithm, content).digest()).decode("ascii")
+
+
+def list_files(folder: Path, error: type[TpuKernelsError]) -> dict[str, Path]:
+    """Every regular file below `folder` by its relative POSIX path, in sorted order.
+
+    Raises `error` for a symbolic link or a special file, whatever it points to. `__pycache__` folders are
+    left out: Python and pip write them beside installed files, and this library never runs anything from
+    them.
+    """
+    files: dict[str, Path] = {}
+    pending = [folder]
+    while pending:
+        current = pending.pop()
+        with os.scandir(current) as entries:
+            for entry in entries:
+                path = Path(entry.path)
+                if entry.is_symlink():
+                    raise error(f"{path} is a symbolic link; a kernel holds regular files only")
+                if entry.is_dir():
+                    if entry.name != "__pycache__":
+                        pending.append(path)
+                elif entry.is_file():
+                    files[path.relative_to(folder).as_posix()] = path
+                else:
+                    raise error(f"{path} is no regular file; a kernel holds regular files only")
+    return dict(sorted(files.items()))

@@ -1,0 +1,50 @@
+"""Whether the installed packages meet a kernel's version ranges, without importing any of them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+
+# Needed to run on a TPU only: without them a kernel still runs its reference path on the CPU.
+_OPTIONAL = frozenset({"torch-tpu"})
+
+
+@dataclass(frozen=True)
+class UnmetRequirement:
+    """A version range that the environment does not meet; `installed` is None where nothing is."""
+
+    distribution: str
+    specifier: str
+    installed: str | None
+
+    @property
+    def requirement(self) -> str:
+        """The requirement as pip takes it."""
+        return f"{self.distribution}{self.specifier}"
+
+    def __str__(self) -> str:
+        found = f"{self.installed} is" if self.installed else "it is not"
+        return f"needs {self.requirement}, {found} installed"
+
+
+def unmet_requirements(requires: Mapping[str, str]) -> list[UnmetRequirement]:
+    """The entries of `requires` (distribution to version specifier) that the environment does not meet.
+
+    Example:
+        >>> [str(unmet) for unmet in unmet_requirements({"no-such-package": ">=2"})]
+        ['needs no-such-package>=2, it is not installed']
+    """
+    unmet = []
+    for distribution, specifier in sorted(requires.items()):
+        try:
+            installed = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            if distribution not in _OPTIONAL:
+                unmet.append(UnmetRequirement(distribution, specifier, None))
+            continue
+        if not SpecifierSet(specifier).contains(installed, prereleases=True):
+            unmet.append(UnmetRequirement(distribution, specifier, installed))
+    return unmet
