@@ -1,0 +1,121 @@
+"""``tpu-kernels bench``: measure."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..bench.decode import run
+from ..bench.output import check_writable, write_atomically
+from ..bench.plot import check_available, draw
+from ..bench.presets import PRESETS
+from ..bench.report import render
+from ..bench.results import DecodeConfig, DeviceChoice, DtypeChoice
+from ..errors import BenchmarkError
+
+app = typer.Typer(help="Measure models and kernels.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Measure models and kernels."""
+
+
+@app.command()
+def decode(
+    model: Annotated[
+        str, typer.Option(help=f"A Hub id, a folder, or preset:NAME with NAME of {', '.join(PRESETS)}.")
+    ],
+    experts: Annotated[
+        str, typer.Option(help="Experts implementations, comma-separated; 'stock' is the model as it loads.")
+    ] = "tpu_ragged_dot,stock",
+    batch: Annotated[str, typer.Option(help="Batch sizes in sequences, comma-separated.")] = "1,8,64",
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="UTF-8 text to cut prompts from; a built-in text unless given.")
+    ] = None,
+    prompt_length: Annotated[int, typer.Option(help="Tokens in each prompt.")] = 128,
+    new_tokens: Annotated[int, typer.Option(help="Decode steps to time.")] = 64,
+    repeats: Annotated[int, typer.Option(help="Timed runs, after one that compiles.")] = 3,
+    device: Annotated[
+        str, typer.Option(help="auto, tpu, emulated or cpu. Only tpu gives speeds of a TPU.")
+    ] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32 or bfloat16.")] = "auto",
+    json: Annotated[
+        Path | None, typer.Option(help="Write everything, raw samples included, to this file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw throughput over batch size to this PNG file.")
+    ] = None,
+) -> None:
+    """Decode throughput of a model: experts implementations side by side, at several batch sizes."""
+    for path in filter(None, (json, plot)):
+        check_writable(path)
+    if plot is not None:
+        check_available()
+    config = DecodeConfig(
+        model=model,
+        experts=tuple(_split(experts)),
+        batches=tuple(_whole_number("batch", item) for item in _split(batch)),
+        prompt_length=prompt_length,
+        new_tokens=new_tokens,
+        repeats=repeats,
+        prompt_file=prompt_file,
+        # `run` refuses, by name, a choice that is not one.
+        device=cast(DeviceChoice, device),
+        dtype=cast(DtypeChoice, dtype),
+    )
+    with _progress(config) as observe:
+        result = run(config, observe)
+    # Off a terminal rich assumes 80 columns, and a table in a log file would be folded for nothing.
+    Console(width=None if sys.stdout.isatty() else 140).print(render(result))
+    if json is not None:
+        write_atomically(json, result.to_json().encode())
+    if plot is not None:
+        write_atomically(plot, draw(result))
+
+
+def _split(items: str) -> list[str]:
+    return [stripped for item in items.split(",") if (stripped := item.strip())]
+
+
+def _whole_number(name: str, item: str) -> int:
+    try:
+        return int(item)
+    except ValueError as error:
+        raise BenchmarkError(f"{name} {item!r} is not a whole number; give numbers, as in 1,8,64") from error
+
+
+@contextlib.contextmanager
+def _progress(config: DecodeConfig) -> Iterator[Callable[[str], None]]:
+    """A bar over the runs of the model, on a terminal only, from the first one on: loading has its own."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("", total=config.phases)
+    announced = 0
+
+    def observe(phase: str) -> None:
+        nonlocal announced
+        if announced == 0:
+            bar.start()
+        bar.update(task, description=phase, completed=announced)
+        announced += 1
+
+    try:
+        yield observe
+    finally:
+        bar.stop()

@@ -1,0 +1,78 @@
+"""Plain-tensor stand-ins for the few ops that torch_tpu lowers to what only a TPU can run."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_registered: list[torch.library.Library] = []
+
+
+def register() -> None:
+    """Puts the stand-ins in the place of torch_tpu's kernels.
+
+    Example::
+
+        register()
+    """
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    _registered.append(library)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        for op, standin in (("_grouped_mm", grouped_mm), ("_unique2", unique)):
+            library.impl(op, standin, "PrivateUse1", allow_override=True)  # type: ignore[no-untyped-call]
+    # Attention becomes a Mosaic kernel, unless this switch tells torch_tpu to lower it to plain operations.
+    torch.backends.cuda.enable_flash_sdp(False)
+
+
+def grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`torch.nn.functional.grouped_mm`, which becomes an HLO ragged-dot that XLA:CPU has no code for.
+
+    Multiplies all by all and keeps what belongs together: as many times the work as there are groups, but no
+    data-dependent shape. Rows past the last offset come out as zeros.
+
+    Example::
+
+        >>> a, b = torch.ones(4, 2), torch.stack([torch.ones(2, 1), 3 * torch.ones(2, 1)])
+        >>> grouped_mm(a, b, offs=torch.tensor([1, 3])).T
+        tensor([[2., 6., 6., 0.]])
+    """
+    if offs is None:
+        return torch.bmm(a, b)
+    start, end = F.pad(offs[:-1], (1, 0))[:, None], offs[:, None]
+
+    def members(size: int) -> Tensor:
+        position = torch.arange(size, device=offs.device)
+        return (start <= position) & (position < end)  # (groups, size)
+
+    if a.dim() == 3:  # the columns of b are in groups
+        return (a @ b).where(members(b.shape[1])[:, None, :], 0).sum(0)
+    if b.dim() == 3:  # the rows of a are
+        return (a @ b).where(members(a.shape[0])[:, :, None], 0).sum(0)
+    # The contracted dimension is. Both sides are masked, since what belongs to no group may be nan.
+    member = members(a.shape[1])
+    return a.where(member[:, None, :], 0) @ b.where(member[:, :, None], 0)
+
+
+def unique(
+    x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`torch.unique` on the host. torch_tpu's sorts with a comparison that is no strict order, and on XLA:CPU
+    that writes past the end of the array.
+
+    Example::
+
+        >>> unique(torch.tensor([2, 1, 2]))[0]
+        tensor([1, 2])
+    """
+    values, inverse, counts = torch._unique2(x.cpu(), sorted, return_inverse, return_counts)
+    return values.to(x.device), inverse.to(x.device), counts.to(x.device)
