@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_kernels import device
+from tpu_kernels import device, emulation
 from tpu_kernels.device import Device
 from tpu_kernels.errors import DeviceError
 
@@ -25,6 +25,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     def rooted(path: str) -> Path:
         return tmp_path / path.lstrip("/")
 
+    monkeypatch.setattr(emulation, "_active", False)
     bus = device._pci_bus()
     assert bus is not None
     monkeypatch.setattr(bus, "pathlib", types.SimpleNamespace(Path=rooted))
@@ -73,7 +74,7 @@ def test_names_of_generations(name: str, generation: device.Generation | None) -
 
 
 def test_descriptions() -> None:
-    assert Device("tpu", "tpu7x", chips=4).describe() == "TPU 7x, 4 chips"
+    assert Device("tpu", "tpu7x", chips=4).describe() == "TPU7x, 4 chips"
     assert Device("tpu", None, chips=4).describe() == "TPU of an unknown generation, 4 chips"
     assert Device("emulated", None, chips=1).describe() == "emulated TPU, on the CPU"
 

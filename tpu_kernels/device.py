@@ -38,10 +38,14 @@ _GENERATIONS: dict[str, Generation] = {
 class Device:
     """What `torch.device("tpu")` means in this process.
 
-    Example::
+    Attributes:
+        kind: A real TPU, the emulated one, or none.
+        generation: Of a real TPU; None if it is none of those known here.
+        chips: How many there are.
 
-        >>> Device("tpu", "v6e", chips=4)
-        Device(kind='tpu', generation='v6e', chips=4)
+    Example:
+        >>> Device("tpu", "v6e", chips=4).kind
+        'tpu'
     """
 
     kind: Kind
@@ -51,8 +55,7 @@ class Device:
     def describe(self) -> str:
         """One phrase for people.
 
-        Example::
-
+        Example:
             >>> Device("tpu", "v6e", chips=4).describe()
             'TPU v6e, 4 chips'
         """
@@ -60,20 +63,17 @@ class Device:
             return "no TPU"
         if self.kind == "emulated":
             return "emulated TPU, on the CPU"
-        if self.generation is None:
-            name = "TPU of an unknown generation"
-        else:
-            name = "TPU " + self.generation.removeprefix("tpu")
+        names = {None: "TPU of an unknown generation", "tpu7x": "TPU7x"}
+        name = names.get(self.generation, f"TPU {self.generation}")
         return f"{name}, {self.chips} chip{'s' if self.chips > 1 else ''}"
 
 
 def current() -> Device:
     """The device of this process: the emulated TPU if that is installed, else the chips of this machine.
 
-    Example::
-
-        if device.current().kind == "cpu":
-            print("Kernels run their reference implementation.")
+    Example:
+        >>> current()  # doctest: +SKIP
+        Device(kind='tpu', generation='v6e', chips=4)
     """
     from .emulation import is_active
 
@@ -89,8 +89,7 @@ def current() -> Device:
 def generation_of(device_kind: str) -> Generation | None:
     """The generation of the chip that libtpu, JAX or torch_tpu calls `device_kind`, None for an unknown one.
 
-    Example::
-
+    Example:
         >>> generation_of("TPU v5 lite")
         'v5e'
     """
@@ -100,10 +99,9 @@ def generation_of(device_kind: str) -> Generation | None:
 def attached_chips() -> int:
     """How many TPU chips this process could open. An emulated one does not count.
 
-    Example::
-
-        >>> device.attached_chips()  # on a machine without a TPU
-        0
+    Example:
+        >>> attached_chips()  # doctest: +SKIP
+        4
     """
     bus = _pci_bus()
     if bus is None:
@@ -143,12 +141,11 @@ def keep_jax_off_tpu() -> None:
     Raises:
         DeviceError: JAX has opened the TPU already.
 
-    Example::
-
-        keep_jax_off_tpu()
-        import jax.numpy as jnp
-
-        jnp.ones(3)  # on the CPU
+    Example:
+        >>> keep_jax_off_tpu()
+        >>> import jax
+        >>> jax.devices()
+        [CpuDevice(id=0)]
     """
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" not in sys.modules:

@@ -17,6 +17,7 @@ PROGRAM = """
 import os
 from tpu_kernels import device, emulation
 
+library = os.environ.get("TPU_LIBRARY_PATH")
 emulation.install()
 emulation.install()  # a second time changes nothing
 import torch
@@ -38,7 +39,7 @@ assert device.current() == device.Device("emulated", None, chips=1)
 import jax
 
 assert jax.devices()[0].platform == "cpu"
-assert "TPU_LIBRARY_PATH" not in os.environ  # so that JAX can compile with the real libtpu
+assert os.environ.get("TPU_LIBRARY_PATH") == library  # by which JAX finds libtpu
 """
 
 

@@ -141,13 +141,11 @@ def test_attention_with_a_mask(dtype: torch.dtype, compiled: bool) -> None:
     check(F.scaled_dot_product_attention, queries, keys, values, mask, compiled=compiled)
 
 
-def test_unique() -> None:
+@pytest.mark.parametrize("op", [torch.unique, torch.unique_consecutive])
+def test_unique(op: Callable[..., tuple[Tensor, ...]]) -> None:
     x = torch.randint(9, (500,))
-    for actual, expected in zip(
-        x.to("tpu").unique(return_inverse=True, return_counts=True),
-        x.unique(return_inverse=True, return_counts=True),
-        strict=True,
-    ):
+    here, there = (op(x.to(device), return_inverse=True, return_counts=True) for device in ("cpu", "tpu"))
+    for actual, expected in zip(there, here, strict=True):
         torch.testing.assert_close(actual.cpu(), expected)
 
 

@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..device import attached_chips, current, keep_jax_off_tpu
+from .. import device
 from ..errors import EmulationError
 from ..log import get_logger
 from . import pjrt
@@ -40,9 +40,8 @@ _active = False
 def is_active() -> bool:
     """Whether `install` has run in this process.
 
-    Example::
-
-        >>> emulation.is_active()
+    Example:
+        >>> is_active()  # doctest: +SKIP
         False
     """
     return _active
@@ -57,21 +56,19 @@ def install(plugin: str | Path | None = None) -> None:
     Raises:
         EmulationError: It cannot be done here. The message says why and what to do.
 
-    Example::
-
-        from tpu_kernels import emulation
-
-        emulation.install()
-        import torch
-
-        print(torch.ones(3, device="tpu").sum())
+    Example:
+        >>> from tpu_kernels import emulation
+        >>> emulation.install()  # doctest: +SKIP
+        >>> import torch
+        >>> torch.ones(3, device="tpu").sum()  # doctest: +SKIP
+        tensor(3., device='tpu:0')
     """
     global _active
     if _active:
         return
     _check_process()
     path = _find(plugin)
-    keep_jax_off_tpu()
+    device.keep_jax_off_tpu()
     quiet = not get_logger().isEnabledFor(logging.DEBUG)
     # Read once each, while the native libraries load. Put back afterwards, for JAX finds libtpu through the
     # first one: compiling for a real TPU goes on working beside the emulated one.
@@ -95,10 +92,10 @@ def _check_process() -> None:
         )
     if importlib.util.find_spec("torch_tpu") is None:
         raise EmulationError("The emulated TPU needs torch_tpu: pip install torch-tpu")
-    if attached_chips():
+    if device.attached_chips():
         raise EmulationError(
-            f"This machine has a real TPU ({current().describe()}), which an emulated one would hide. Run "
-            "the program without the emulation here."
+            f"This machine has a real TPU ({device.current().describe()}), which an emulated one would hide. "
+            "Run the program without the emulation here."
         )
     if "torch_tpu" in sys.modules:
         raise EmulationError(

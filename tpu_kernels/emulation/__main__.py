@@ -14,8 +14,7 @@ from . import install
 def main() -> None:
     """Installs the emulated TPU, then runs the script or module that the command line names.
 
-    Example::
-
+    Example:
         python -m tpu_kernels.emulation generate.py --tokens 32
         python -m tpu_kernels.emulation -m pytest tests
     """

@@ -20,13 +20,12 @@ _XLA_OPTIONS = "TORCH_TPU_INTERNAL_XLA_OPTIONS"
 def load(quiet: bool) -> None:
     """Starts torch_tpu, which came up without a device when torch was imported since the machine has none.
 
-    Example::
-
-        load(quiet=True)
+    Example:
+        >>> load(quiet=True)  # doctest: +SKIP
     """
     hardware.get_tpu_device_count = lambda: 1
     if quiet:
-        # The only thing in this module that prints is its report, on stderr, of what it has registered.
+        # All that the loader prints is a report, on stderr, of what it registers.
         _loader.print = lambda *args, **kwargs: None
     # XLA:CPU turns the scans that cumsum and its kin are lowered to into fused reduce-windows that its own
     # emitter aborts the process on. Without that pass they become plain loops.

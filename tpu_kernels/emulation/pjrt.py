@@ -87,9 +87,8 @@ _alive: list[object] = []
 def adapt(plugin: Path) -> None:
     """Loads `plugin` and completes its PJRT table, for everyone who loads the same file in this process.
 
-    Example::
-
-        adapt(Path("pjrt_c_api_cpu_plugin.so"))
+    Example:
+        >>> adapt(Path("pjrt_c_api_cpu_plugin.so"))  # doctest: +SKIP
     """
     try:
         library = ctypes.CDLL(str(plugin), mode=os.RTLD_NOW | os.RTLD_LOCAL)

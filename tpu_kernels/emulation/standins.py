@@ -1,8 +1,10 @@
-"""Plain-tensor stand-ins for the few ops that torch_tpu lowers to what only a TPU can run."""
+"""Stand-ins for the few ops that torch_tpu lowers to something that only a TPU runs."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,17 +16,21 @@ _registered: list[torch.library.Library] = []
 def register() -> None:
     """Puts the stand-ins in the place of torch_tpu's kernels.
 
-    Example::
-
-        register()
+    Example:
+        >>> register()  # doctest: +SKIP
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     _registered.append(library)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
-        for op, standin in (("_grouped_mm", grouped_mm), ("_unique2", unique)):
+        for op, standin in (
+            ("_grouped_mm", grouped_mm),
+            ("_unique2", on_host(torch.ops.aten._unique2)),
+            ("unique_consecutive", on_host(torch.ops.aten.unique_consecutive)),
+        ):
             library.impl(op, standin, "PrivateUse1", allow_override=True)  # type: ignore[no-untyped-call]
-    # Attention becomes a Mosaic kernel, unless this switch tells torch_tpu to lower it to plain operations.
+    # Attention becomes a Mosaic kernel, unless this switch tells torch_tpu to make plain operations of it.
+    # Other devices share the switch: on the CPU, too, attention is no longer fused.
     torch.backends.cuda.enable_flash_sdp(False)
 
 
@@ -40,8 +46,7 @@ def grouped_mm(
     Multiplies all by all and keeps what belongs together: as many times the work as there are groups, but no
     data-dependent shape. Rows past the last offset come out as zeros.
 
-    Example::
-
+    Example:
         >>> a, b = torch.ones(4, 2), torch.stack([torch.ones(2, 1), 3 * torch.ones(2, 1)])
         >>> grouped_mm(a, b, offs=torch.tensor([1, 3])).T
         tensor([[2., 6., 6., 0.]])
@@ -63,16 +68,18 @@ def grouped_mm(
     return a.where(member[:, None, :], 0) @ b.where(member[:, :, None], 0)
 
 
-def unique(
-    x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`torch.unique` on the host. torch_tpu's sorts with a comparison that is no strict order, and on XLA:CPU
-    that writes past the end of the array.
+def on_host(op: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """`op` computed by torch on the CPU.
 
-    Example::
+    For `unique` and its kin: torch_tpu sorts in them with "not less" for an order, with which XLA:CPU's sort
+    writes past the end of the array.
 
-        >>> unique(torch.tensor([2, 1, 2]))[0]
+    Example:
+        >>> on_host(torch.ops.aten._unique2)(torch.tensor([2, 1, 2]))[0]
         tensor([1, 2])
     """
-    values, inverse, counts = torch._unique2(x.cpu(), sorted, return_inverse, return_counts)
-    return values.to(x.device), inverse.to(x.device), counts.to(x.device)
+
+    def standin(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        return tuple(result.to(x.device) for result in op(x.cpu(), *args, **kwargs))
+
+    return standin

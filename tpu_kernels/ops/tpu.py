@@ -7,6 +7,7 @@ has it; where not, the public function is.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import itertools
@@ -103,11 +104,20 @@ def _program(
     return call
 
 
-def _direct_program(name: str, exported: Any, outputs: Sequence[torch.Tensor]) -> Program | None:
+def _direct_calls() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """torch_tpu's own way to call and to register a module, None where this version has none."""
     try:
         from torch_tpu._internal.pallas.tpu_torch_pallas import call_custom_kernel, register_custom_kernel
     except ImportError:
         return None
+    return call_custom_kernel, register_custom_kernel
+
+
+def _direct_program(name: str, exported: Any, outputs: Sequence[torch.Tensor]) -> Program | None:
+    direct = _direct_calls()
+    if direct is None:
+        return None
+    call_custom_kernel, register_custom_kernel = direct
     module = exported.mlir_module_serialized
     fingerprint = hashlib.blake2b(module, digest_size=16).hexdigest()
     register_custom_kernel(name, fingerprint, serialized_mlir_module=module)
@@ -140,14 +150,9 @@ def _public_program(name: str, exported: Any, arguments: Arguments) -> Program:
     return lambda tensors: list(op(*tensors))
 
 
+@functools.cache
 def _warn_slow_dispatch() -> None:
-    global _warned_slow_dispatch
-    if not _warned_slow_dispatch:
-        _warned_slow_dispatch = True
-        _logger.warning(
-            "this torch_tpu has no direct kernel calls: ops go through torch.tpu.pallas.jax_op, which costs "
-            "tens of microseconds more per eager call"
-        )
-
-
-_warned_slow_dispatch = False
+    _logger.warning(
+        "this torch_tpu has no direct kernel calls: ops go through torch.tpu.pallas.jax_op, which costs tens of "
+        "microseconds more per eager call"
+    )

@@ -85,17 +85,18 @@ def _ragged_dot(
     if stored_transposed(*rhs.shape[1:]):
         # As XLA stores it, so that the kernel's operand is the buffer itself and not a copy.
         rhs, transpose_rhs = jnp.swapaxes(rhs, 1, 2), not transpose_rhs
+    config = static.config or _config(m, k_padded, n_padded, lhs.dtype, static.tpu, static.interpret)
     out = gmm(
-        _pad_minor(lhs, m, k_padded),
+        _pad_minor(lhs, _rows_to_run(m, config, static.interpret), k_padded),
         rhs,
         group_sizes,
         offset,
         transpose_rhs=transpose_rhs,
         out_dtype=out_dtype,
-        config=static.config or _config(m, k_padded, n_padded, lhs.dtype, static.tpu, static.interpret),
+        config=config,
         interpret=static.interpret,
     )
-    return out[:, :n]
+    return out[:m, :n]
 
 
 def _forward(
@@ -137,10 +138,12 @@ def _weight_gradient(
     if m == 0 or a == 0 or b == 0:
         return jnp.zeros(rhs.shape, rhs.dtype)
     a_padded, b_padded = (round_up(size, NATIVE_MULTIPLE) for size in (a, b))
-    left, right = _pad_minor(left, m, a_padded), _pad_minor(right, m, b_padded)
     swap = stored_transposed(a_padded, b_padded)
     if swap:
         left, right, a_padded, b_padded = right, left, b_padded, a_padded
+    config = _config(m, a_padded, b_padded, left.dtype, tpu, interpret, weight_gradient=True)
+    rows = _rows_to_run(m, config, interpret)
+    left, right = _pad_minor(left, rows, a_padded), _pad_minor(right, rows, b_padded)
     out = gmm_weights(
         left,
         right,
@@ -148,7 +151,7 @@ def _weight_gradient(
         offset,
         groups=groups,
         out_dtype=rhs.dtype,
-        config=_config(m, a_padded, b_padded, left.dtype, tpu, interpret, weight_gradient=True),
+        config=config,
         interpret=interpret,
     )
     return (jnp.swapaxes(out, 1, 2) if swap else out)[:, :a, :b]
@@ -160,6 +163,11 @@ def _config(
     if interpret is True:
         return interpreted_config(m, k, n, dtype)
     return default_config(m, k, n, dtype, tpu=tpu, weight_gradient=weight_gradient)
+
+
+def _rows_to_run(m: int, config: Config, interpret: Any) -> int:
+    """On a TPU the last row tile may overhang; ``interpret=True`` copies whole blocks only."""
+    return round_up(m, config.tile_m) if interpret is True else m
 
 
 def stored_transposed(rows: int, columns: int) -> bool:
@@ -209,6 +217,7 @@ def experts(
     Returns: [T, H] in the dtype of `hidden_states`; weighting and sum are done in f32.
     """
     tokens, choices = top_k_index.shape
+    hidden = hidden_states.shape[1]
     expert = top_k_index.reshape(-1).astype(jnp.int32)
     # Sentinels sort last and are in no group: the product leaves zeros in their rows.
     order = jnp.argsort(expert, stable=True)
@@ -219,7 +228,7 @@ def experts(
     rows = _sort_rows(choices, hidden_states, order, inverse)
     inner = gated(product(rows, gate_up_proj, group_sizes), activation).astype(hidden_states.dtype)
     out = _unsort_rows(product(inner, down_proj, group_sizes), order, inverse)
-    weighted = out.reshape(tokens, choices, -1).astype(jnp.float32) * top_k_weights[..., None].astype(jnp.float32)
+    weighted = out.reshape(tokens, choices, hidden).astype(jnp.float32) * top_k_weights[..., None].astype(jnp.float32)
     return weighted.sum(axis=1).astype(hidden_states.dtype)
 
 
@@ -240,7 +249,7 @@ def _sort_rows_forward(
 
 
 def _sort_rows_backward(choices: int, inverse: jax.Array, grad: jax.Array) -> tuple[Any, ...]:
-    by_pair = grad[inverse].reshape(-1, choices, grad.shape[-1])
+    by_pair = grad[inverse].reshape(inverse.size // choices, choices, grad.shape[1])
     return by_pair.astype(jnp.float32).sum(axis=1).astype(grad.dtype), None, None
 
 

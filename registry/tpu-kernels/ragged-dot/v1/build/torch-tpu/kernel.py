@@ -336,19 +336,7 @@ def _call(
     )(sizes, offset, *arrays)
 
 
-def _rows_to_run(m: int, config: Config, interpret: Any) -> int:
-    """On a TPU the last row tile may overhang; ``interpret=True`` copies whole blocks only."""
-    return round_up(m, config.tile_m) if interpret is True else m
-
-
-def _pad(array: jax.Array, axis: int, size: int) -> jax.Array:
-    if array.shape[axis] == size:
-        return array
-    widths = [(0, 0)] * array.ndim
-    widths[axis] = (0, size - array.shape[axis])
-    return jnp.pad(array, widths)
-
-
+@functools.partial(jax.jit, static_argnames=("transpose_rhs", "out_dtype", "config", "interpret"))
 def gmm(
     lhs: jax.Array,
     rhs: jax.Array,
@@ -368,23 +356,21 @@ def gmm(
     Returns: [M, N] in `out_dtype`.
     """
     m, k = lhs.shape
-    groups = rhs.shape[0]
     n = rhs.shape[1 if transpose_rhs else 2]
-    rows = _rows_to_run(m, config, interpret)
-    out = _call(
+    return _call(
         functools.partial(_gmm_kernel, config=config, transpose_rhs=transpose_rhs),
         "ragged_dot",
-        (group_sizes, group_offset, _pad(lhs, 0, rows), rhs),
-        jax.ShapeDtypeStruct((rows, n), out_dtype),
-        items=pl.cdiv(rows, config.tile_m) + groups,
+        (group_sizes, group_offset, lhs, rhs),
+        jax.ShapeDtypeStruct((m, n), out_dtype),
+        items=pl.cdiv(m, config.tile_m) + rhs.shape[0],
         scratch=(),
         flops=2 * m * k * n,
         config=config,
         interpret=interpret,
     )
-    return out[:m]
 
 
+@functools.partial(jax.jit, static_argnames=("groups", "out_dtype", "config", "interpret"))
 def gmm_weights(
     lhs: jax.Array,
     grad: jax.Array,
@@ -402,13 +388,12 @@ def gmm_weights(
     """
     m, k = lhs.shape
     n = grad.shape[1]
-    rows = _rows_to_run(m, config, interpret)
     return _call(
         functools.partial(_gmm_weights_kernel, config=config),
         "ragged_dot_weights",
-        (group_sizes, group_offset, _pad(lhs, 0, rows), _pad(grad, 0, rows)),
+        (group_sizes, group_offset, lhs, grad),
         jax.ShapeDtypeStruct((groups, k, n), out_dtype),
-        items=pl.cdiv(rows, config.tile_m) + groups,
+        items=pl.cdiv(m, config.tile_m) + groups,
         scratch=(pltpu.VMEM((config.tile_k, config.tile_n), jnp.float32),),
         flops=2 * m * k * n,
         config=config,

@@ -147,6 +147,7 @@ class _Permute(torch.autograd.Function):
 
 def _composed(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     tokens, choices = top_k_index.shape
+    hidden = hidden_states.shape[1]
     into = self.gate_up_proj if self.has_gate else self.up_proj
     count = into.shape[0]
     expert = top_k_index.reshape(-1)
@@ -164,14 +165,14 @@ def _composed(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
         return out if bias is None else (out + bias[expert]).masked_fill(outside, 0.0)
 
     name = "gate_up_proj" if self.has_gate else "up_proj"
-    pairs = hidden_states.unsqueeze(1).expand(-1, choices, -1).reshape(tokens * choices, -1)
+    pairs = hidden_states.unsqueeze(1).expand(-1, choices, -1).reshape(tokens * choices, hidden)
     rows = _Permute.apply(pairs, order, inverse)
     rows = linear(rows, into, getattr(self, f"{name}_bias") if self.has_bias else None)
     rows = self._apply_gate(rows) if self.has_gate else self.act_fn(rows)
     rows = linear(rows, self.down_proj, self.down_proj_bias if self.has_bias else None)
     if self.has_post_expert_norm:
         rows = self.post_expert_norm(rows)
-    rows = _Permute.apply(rows.masked_fill(outside, 0.0), inverse, order).reshape(tokens, choices, -1)
+    rows = _Permute.apply(rows.masked_fill(outside, 0.0), inverse, order).reshape(tokens, choices, hidden)
     return (rows * top_k_weights.unsqueeze(-1)).sum(dim=1).to(hidden_states.dtype)
 
 

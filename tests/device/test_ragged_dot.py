@@ -1,0 +1,144 @@
+"""The shipped ragged-dot kernel as torch ops, on the device that is there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tpu_kernels.errors import TpuKernelsError
+
+from .conftest import relative_l2
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+def reference(lhs, rhs, sizes, offset=0, *, transpose_rhs=False):
+    """float64, differentiable."""
+    rhs = rhs.double().transpose(1, 2) if transpose_rhs else rhs.double()
+    pieces = lhs.double().split([*sizes, lhs.shape[0] - sum(sizes)])
+    here = range(offset, offset + rhs.shape[0])
+    return torch.cat(
+        [
+            piece @ rhs[i - offset] if i in here else torch.zeros(piece.shape[0], rhs.shape[2]).double()
+            for i, piece in enumerate(pieces)
+        ]
+    )
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    sizes=st.lists(st.integers(0, 12), min_size=3, max_size=3),
+    groups=st.sampled_from([3, 2]),
+    extra=st.integers(0, 4),
+    axes=st.sampled_from([(64, 128), (100, 36)]),
+    transpose_rhs=st.booleans(),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    data=st.data(),
+)
+def test_agrees_with_float64(kernel, device, sizes, groups, extra, axes, transpose_rhs, dtype, data):
+    k, n = axes
+    m = max(sum(sizes), 20) + extra // 4 * 13
+    offset = data.draw(st.integers(0, 3 - groups))
+    shape = (groups, n, k) if transpose_rhs else (groups, k, n)
+    lhs, rhs, grad = (torch.randn(s).to(dtype) for s in ((m, k), shape, (m, n)))
+
+    def run(function, device, **static):
+        left, right = (t.clone().to(device).requires_grad_() for t in (lhs, rhs))
+        out = function(left, right, transpose_rhs=transpose_rhs, **static)
+        out.backward(grad.to(device, out.dtype))
+        return out, left.grad, right.grad
+
+    expected = run(lambda left, right, **kw: reference(left, right, sizes, offset, **kw), "cpu")
+    actual = run(
+        lambda left, right, **kw: kernel.ragged_dot(left, right, torch.tensor(sizes, device=device), **kw),
+        device,
+        group_offset=torch.tensor([offset], device=device),
+    )
+    for a, e in zip(actual, expected, strict=True):
+        assert relative_l2(a, e) <= TOLERANCE[dtype]
+
+
+def test_compiles_to_one_graph_with_gradients(kernel, device, backend):
+    lhs, rhs = torch.randn(16, 64).to(device), torch.randn(4, 96, 64).to(device)
+    sizes = torch.tensor([4, 0, 7, 3], device=device)
+
+    def run(function):
+        left, right = lhs.clone().requires_grad_(), rhs.clone().requires_grad_()
+        function(left, right).sin().sum().backward()
+        return left.grad, right.grad
+
+    def product(left, right):
+        return kernel.ragged_dot(left * 2, right, sizes, transpose_rhs=True)
+
+    compiled = torch.compile(product, backend=backend, fullgraph=True)
+    torch.testing.assert_close(run(compiled), run(product))
+
+
+def test_no_rows_at_all(kernel, device):
+    out = kernel.ragged_dot(
+        torch.empty(0, 64).to(device), torch.ones(2, 64, 64).to(device), torch.tensor([0, 0]).to(device)
+    )
+    assert out.shape == (0, 64)
+
+
+@pytest.mark.parametrize("op", ["ragged_dot", "experts"])
+def test_opcheck(kernel, device, op):
+    checks = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
+    if device == "cpu":
+        checks.append("test_autograd_registration")
+    inputs = {
+        "ragged_dot": [torch.randn(8, 64), torch.randn(2, 64, 64), torch.tensor([3, 4])],
+        "experts": [
+            torch.randn(3, 64),
+            torch.tensor([[0, 1], [1, 2], [2, 0]]),
+            torch.rand(3, 2),
+            torch.randn(3, 128, 64),
+            torch.randn(3, 64, 64),
+        ],
+    }[op]
+    inputs = [t.to(device).requires_grad_(t.is_floating_point()) for t in inputs]
+    torch.library.opcheck(getattr(kernel, op)._overload, tuple(inputs), test_utils=checks)
+
+
+LHS, RHS, SIZES = torch.ones(16, 64), torch.ones(4, 32, 64), torch.tensor([4, 4, 0, 5])
+BAD = {
+    "rank": ((LHS[0], RHS, SIZES), {}, r"lhs has shape \(64,\); it must have 2 axes"),
+    "contraction": ((LHS, RHS, SIZES), {"transpose_rhs": False}, r"lhs has K = 64 but rhs.* has K = 32"),
+    "dtypes": ((LHS, RHS.bfloat16(), SIZES), {}, r"lhs is torch.float32 and rhs is torch.bfloat16"),
+    "dtype": ((LHS.half(), RHS.half(), SIZES), {}, r"float16; supported: bfloat16 and float32"),
+    "sizes dtype": ((LHS, RHS, SIZES.float()), {}, r"group_sizes has dtype torch.float32; it must be int32"),
+    "sizes length": ((LHS, RHS, SIZES[:2]), {}, r"group_sizes has 2 entries but rhs has 4 groups"),
+    "result dtype": ((LHS, RHS, SIZES), {"preferred_element_type": torch.float16}, r"float16; supported"),
+    "offset": (
+        (LHS, RHS, SIZES),
+        {"group_offset": torch.tensor([1, 2])},
+        r"group_offset has 2 values; it must be one",
+    ),
+}
+BAD_VALUES = {
+    "negative": ((LHS, RHS, torch.tensor([-1, 4, 4, 4])), {}, r"group_sizes holds -1"),
+    "sum": ((LHS, RHS, torch.tensor([9, 4, 4, 4])), {}, r"sum to 21, but lhs has 16 rows"),
+    "offset": ((LHS, RHS, SIZES), {"group_offset": torch.tensor(2)}, r"group_offset is 2.*within 0\.\.0"),
+}
+
+
+@pytest.mark.parametrize(("tensors", "static", "message"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_clear_error(kernel, device, tensors, static, message):
+    static = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in static.items()}
+    with pytest.raises(TpuKernelsError, match=message):
+        kernel.ragged_dot(*(t.to(device) for t in tensors), **{"transpose_rhs": True, **static})
+
+
+@pytest.mark.parametrize(("tensors", "static", "message"), BAD_VALUES.values(), ids=BAD_VALUES)
+def test_bad_values_are_refused_where_they_are_at_hand(kernel, tensors, static, message):
+    with pytest.raises(TpuKernelsError, match=message):
+        kernel.ragged_dot(*tensors, transpose_rhs=True, **static)
+
+
+def test_unknown_activation(kernel, device):
+    arguments = [torch.ones(1, 64), torch.zeros(1, 1).long(), torch.ones(1, 1), torch.ones(1, 128, 64)]
+    arguments.append(torch.ones(1, 64, 64))
+    with pytest.raises(TpuKernelsError, match="'swish'; supported: gelu, gelu_tanh, relu, silu"):
+        kernel.experts(*(t.to(device) for t in arguments), activation="swish")
