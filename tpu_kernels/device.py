@@ -154,7 +154,7 @@ def keep_jax_off_tpu() -> None:
     from jax._src import xla_bridge
 
     if not xla_bridge.backends_are_initialized():
-        jax.config.update("jax_platforms", "cpu")  # type: ignore[no-untyped-call]
+        jax.config.update("jax_platforms", "cpu")
     elif "tpu" in xla_bridge.backends():
         raise DeviceError(
             "JAX has opened the TPU in this process, so torch cannot. Set JAX_PLATFORMS=cpu, or import "

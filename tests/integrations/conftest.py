@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 import tpu_kernels
 from tpu_kernels.bench import presets
@@ -13,9 +14,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _disable():
+def _undo():
     yield
     tpu_kernels.disable()
+    # Models share the code that generate compiles: one that reaches the recompile limit ends it for all.
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,9 @@ COMPOSED = {"gpt-oss"}
 
 
 def load(folder, **kwargs):
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", **kwargs).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", **kwargs
+    ).eval()
 
 
 def greedy(model, prompt):

@@ -88,7 +88,9 @@ FLAGS = [
 ]
 
 
-@pytest.mark.parametrize("flags", FLAGS, ids=lambda f: "-".join(f"{k}={v}" for k, v in f.items() if v) or "plain")
+@pytest.mark.parametrize(
+    "flags", FLAGS, ids=lambda f: "-".join(f"{k}={v}" for k, v in f.items() if v) or "plain"
+)
 @pytest.mark.parametrize("router", [torch.float32, torch.bfloat16], ids=["router-f32", "router-bf16"])
 def test_every_flag_combination_agrees_with_transformers(flags, router, device):
     torch.manual_seed(0)
@@ -130,7 +132,11 @@ def test_what_the_kernel_cannot_do_runs_the_models_own_code(device, caplog):
     tpu_kernels.enable()
     experts = make_experts(dtype=torch.float16).to(device)
     with caplog.at_level(logging.INFO), pytest.raises(AssertionError, match="own code"):
-        experts(torch.ones(T, H).half().to(device), torch.zeros(T, K).long().to(device), torch.ones(T, K).to(device))
+        experts(
+            torch.ones(T, H).half().to(device),
+            torch.zeros(T, K).long().to(device),
+            torch.ones(T, K).to(device),
+        )
     assert "float16" in caplog.text
 
 
@@ -140,7 +146,9 @@ def test_names_exist_before_loading_and_are_gone_after(folder, device):
     report = tpu_kernels.enable()
     assert report.registered == (EXPERTS, GROUPED_MM)
     assert not report.modules
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder("mixtral"), experts_implementation=EXPERTS)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder("mixtral"), experts_implementation=EXPERTS
+    )
     assert model.config._experts_implementation == EXPERTS
     tpu_kernels.disable()
     assert EXPERTS not in ALL_EXPERTS_FUNCTIONS
@@ -160,7 +168,12 @@ def test_disable_gives_a_model_its_former_experts_back(folder):
 
 def small(config_class, **settings):
     return config_class(
-        hidden_size=64, intermediate_size=64, num_attention_heads=2, num_hidden_layers=1, vocab_size=64, **settings
+        hidden_size=64,
+        intermediate_size=64,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        vocab_size=64,
+        **settings,
     )
 
 

@@ -19,7 +19,7 @@ def register() -> None:
     Example:
         >>> register()  # doctest: +SKIP
     """
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("aten", "IMPL")
     _registered.append(library)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
@@ -28,7 +28,7 @@ def register() -> None:
             ("_unique2", on_host(torch.ops.aten._unique2)),
             ("unique_consecutive", on_host(torch.ops.aten.unique_consecutive)),
         ):
-            library.impl(op, standin, "PrivateUse1", allow_override=True)  # type: ignore[no-untyped-call]
+            library.impl(op, standin, "PrivateUse1", allow_override=True)
     # Attention becomes a Mosaic kernel, unless this switch tells torch_tpu to make plain operations of it.
     # Other devices share the switch: on the CPU, too, attention is no longer fused.
     torch.backends.cuda.enable_flash_sdp(False)

@@ -124,6 +124,7 @@ def disable(model: torch.nn.Module | None = None) -> None:
       >>> import tpu_kernels
       >>> tpu_kernels.disable()
     """
+    switched: Any
     for switched in [model] if model is not None else list(_former):
         former = _former.pop(switched, None)
         if former is not None:
@@ -187,7 +188,8 @@ def _experts_function() -> Callable[..., Any]:
     repo_id, version = EXPERTS_KERNEL
     module = get_kernel(repo_id, version=version)
     record = find_loaded(module)
-    assert record is not None and record.metadata.tpu is not None
+    assert record is not None
+    assert record.metadata.tpu is not None
     provided = record.metadata.tpu.provides.get(EXPERTS_POINT, {})
     attribute = provided.get(EXPERTS.removeprefix(PREFIX))
     if attribute is None:
@@ -211,7 +213,8 @@ def _switch(model: Any, report: Report) -> Report:
     modules = tuple(_modules(model))
     if not any(m.active for m in modules):
         note = (
-            "the model keeps its own experts: " + "; ".join(sorted({f"{m.kind}: {m.reason}" for m in modules}))
+            "the model keeps its own experts: "
+            + "; ".join(sorted({f"{m.kind}: {m.reason}" for m in modules}))
             if modules
             else f"{type(model).__name__} has no mixture-of-experts layers"
         )
@@ -220,9 +223,7 @@ def _switch(model: Any, report: Report) -> Report:
     former = model.get_experts_implementation()
     model.set_experts_implementation(EXPERTS)
     if model.get_experts_implementation() != former:
-        _former.setdefault(
-            model, {key: None if value == EXPERTS else value for key, value in former.items()}
-        )
+        _former.setdefault(model, {key: None if value == EXPERTS else value for key, value in former.items()})
     return Report(report.registered, report.kernel, report.device, modules)
 
 
@@ -245,7 +246,11 @@ def _modules(model: Any) -> Iterator[ModuleReport]:
             )
         elif "Experts" in kind:
             yield ModuleReport(
-                name, kind, False, "own", "transformers has no table for its experts: they are computed in place"
+                name,
+                kind,
+                False,
+                "own",
+                "transformers has no table for its experts: they are computed in place",
             )
 
 

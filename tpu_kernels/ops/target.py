@@ -84,7 +84,7 @@ def keep_jax_off_tpu() -> None:
         return
     import jax
 
-    if jax.config.jax_platforms is None:
+    if jax.config.jax_platforms is None:  # type: ignore[attr-defined]
         # Refused by jax once a backend exists: then the program itself has chosen to run JAX somewhere.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_platforms", "cpu")

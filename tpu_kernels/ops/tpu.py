@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import itertools
 import logging
+import types
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +21,14 @@ import torch
 
 from .dtypes import NARROWED, narrowed
 from .errors import InputError, LoweringError
-from .specialise import Arguments, Program, as_function_of_arrays, check_one_device, shapes_for_jax, tensors_of
+from .specialise import (
+    Arguments,
+    Program,
+    as_function_of_arrays,
+    check_one_device,
+    shapes_for_jax,
+    tensors_of,
+)
 from .target import Target, current_target, keep_jax_off_tpu
 
 _logger = logging.getLogger("tpu_kernels.ops")
@@ -81,14 +89,18 @@ def _export(function: Callable[..., Any], arguments: Arguments, target: Target) 
     jitted = jax.jit(as_function_of_arrays(function, arguments), keep_unused=True)
     checks = [jax.export.DisabledSafetyCheck.custom_call("ALL")]
     with target.mesh():
-        return jax.export.export(jitted, platforms=["tpu"], disabled_checks=checks)(*shapes_for_jax(arguments))
+        return jax.export.export(jitted, platforms=["tpu"], disabled_checks=checks)(
+            *shapes_for_jax(arguments)
+        )
 
 
 def _check_outputs(name: str, exported: Any, outputs: Sequence[torch.Tensor]) -> None:
     promised = [(tuple(t.shape), str(NARROWED.get(t.dtype, t.dtype)).removeprefix("torch.")) for t in outputs]
     computed = [(tuple(aval.shape), str(aval.dtype)) for aval in exported.out_avals]
     if promised != computed:
-        raise LoweringError(f"{name} promises {promised} but its JAX function returns {computed}: a bug in the op")
+        raise LoweringError(
+            f"{name} promises {promised} but its JAX function returns {computed}: a bug in the op"
+        )
 
 
 def _program(
@@ -138,7 +150,7 @@ def _public_program(name: str, exported: Any, arguments: Arguments) -> Program:
         inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=jax.Array)
         for i in range(count)
     ]
-    results = tuple[(jax.Array,) * len(exported.out_avals)]  # type: ignore[misc]
+    results = types.GenericAlias(tuple, (jax.Array,) * len(exported.out_avals))
 
     def function(*arrays: Any) -> Any:
         return tuple(jax.tree.leaves(exported.call(*arrays)))
@@ -153,6 +165,6 @@ def _public_program(name: str, exported: Any, arguments: Arguments) -> Program:
 @functools.cache
 def _warn_slow_dispatch() -> None:
     _logger.warning(
-        "this torch_tpu has no direct kernel calls: ops go through torch.tpu.pallas.jax_op, which costs tens of "
-        "microseconds more per eager call"
+        "this torch_tpu has no direct kernel calls: ops go through torch.tpu.pallas.jax_op, which costs tens "
+        "of microseconds more per eager call"
     )

@@ -23,7 +23,9 @@ class Case:
     transpose_rhs: bool
 
 
-def _layer(model: str, *, experts: int, hidden: int, intermediate: int, transpose_rhs: bool = True) -> list[Case]:
+def _layer(
+    model: str, *, experts: int, hidden: int, intermediate: int, transpose_rhs: bool = True
+) -> list[Case]:
     return [
         Case(f"{model}-gate-up", experts, hidden, 2 * intermediate, transpose_rhs),
         Case(f"{model}-down", experts, intermediate, hidden, transpose_rhs),

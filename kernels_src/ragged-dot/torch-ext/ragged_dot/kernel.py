@@ -224,7 +224,14 @@ def _rows_between(low: Any, high: Any, shape: tuple[int, int]) -> jax.Array:
 
 
 def _gmm_kernel(
-    sizes: Any, offset: Any, lhs: Any, rhs: Any, out: Any, *item_refs: Any, config: Config, transpose_rhs: bool
+    sizes: Any,
+    offset: Any,
+    lhs: Any,
+    rhs: Any,
+    out: Any,
+    *item_refs: Any,
+    config: Config,
+    transpose_rhs: bool,
 ) -> None:
     item = dict(zip(("group", "tile", "low", "high"), item_refs, strict=True))
     m, k = lhs.shape

@@ -40,9 +40,7 @@ class Path:
     activation: str = ""
 
 
-def experts_forward(
-    self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
-) -> Tensor:
+def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """An experts function for transformers: the experts of `self`, with this kernel's ops.
 
     Args:

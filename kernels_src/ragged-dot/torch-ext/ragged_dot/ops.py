@@ -24,7 +24,8 @@ def _check_float(name: str, tensor: Tensor) -> None:
 
 def _check_index(name: str, tensor: Tensor) -> None:
     _check(
-        tensor.dtype in (torch.int32, torch.int64), f"{name} has dtype {tensor.dtype}; it must be int32 or int64"
+        tensor.dtype in (torch.int32, torch.int64),
+        f"{name} has dtype {tensor.dtype}; it must be int32 or int64",
     )
 
 
@@ -164,7 +165,8 @@ def _experts_cost(
     an_expert = gate_up_proj[0].numel() + down_proj[0].numel()
     weights = min(experts, pairs) * an_expert
     return Cost(
-        flops=2 * pairs * an_expert, bytes=hidden_states.dtype.itemsize * (weights + 2 * hidden_states.numel())
+        flops=2 * pairs * an_expert,
+        bytes=hidden_states.dtype.itemsize * (weights + 2 * hidden_states.numel()),
     )
 
 
@@ -236,6 +238,7 @@ def experts(
         f"{hidden} and transposed={transposed} they must be {expected_gate_up} and {expected_down}",
     )
     _check(
-        activation in ACTIVATIONS, f"activation is {activation!r}; supported: {', '.join(sorted(ACTIVATIONS))}"
+        activation in ACTIVATIONS,
+        f"activation is {activation!r}; supported: {', '.join(sorted(ACTIVATIONS))}",
     )
     return torch.empty_like(hidden_states)

@@ -228,7 +228,9 @@ def experts(
     rows = _sort_rows(choices, hidden_states, order, inverse)
     inner = gated(product(rows, gate_up_proj, group_sizes), activation).astype(hidden_states.dtype)
     out = _unsort_rows(product(inner, down_proj, group_sizes), order, inverse)
-    weighted = out.reshape(tokens, choices, hidden).astype(jnp.float32) * top_k_weights[..., None].astype(jnp.float32)
+    weighted = out.reshape(tokens, choices, hidden).astype(jnp.float32) * top_k_weights[..., None].astype(
+        jnp.float32
+    )
     return weighted.sum(axis=1).astype(hidden_states.dtype)
 
 

@@ -68,9 +68,7 @@ def experts(
     """A mixture-of-experts layer: see `functions.experts`."""
     tokens = hidden_states.astype(jnp.float32)
 
-    def one_expert(
-        total: jax.Array, item: tuple[jax.Array, jax.Array, jax.Array]
-    ) -> tuple[jax.Array, None]:
+    def one_expert(total: jax.Array, item: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         index, gate_up, down = item
         chosen = top_k_index == index  # [T, k]
         weight = jnp.sum(jnp.where(chosen, top_k_weights.astype(jnp.float32), 0), axis=1, keepdims=True)

@@ -37,4 +37,4 @@ def _to_jax(tensor: torch.Tensor) -> Any:
 
 def _to_torch(array: Any) -> torch.Tensor:
     # JAX owns its results' memory and takes it for immutable; torch may write to what it is given.
-    return torch.from_dlpack(array).clone()
+    return torch.utils.dlpack.from_dlpack(array).clone()

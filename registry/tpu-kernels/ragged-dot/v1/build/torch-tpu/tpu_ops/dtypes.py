@@ -11,10 +11,24 @@ from .errors import InputError
 # torch_tpu traces with 32-bit types, and so does JAX unless told otherwise.
 NARROWED = {torch.int64: torch.int32, torch.uint64: torch.uint32, torch.float64: torch.float32}
 
-_NAMES = (
-    "bfloat16 float16 float32 float64 float8_e4m3fn float8_e5m2 float8_e8m0fnu "
-    "int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool"
-).split()
+_NAMES = [
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e8m0fnu",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+]
 _JAX_NAME = {getattr(torch, name): name for name in _NAMES}
 
 

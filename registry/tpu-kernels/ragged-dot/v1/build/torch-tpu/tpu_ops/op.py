@@ -15,7 +15,7 @@ from torch._library.autograd import Info, make_autograd_impl
 
 from .cpu import reference_program
 from .errors import InputError
-from .specialise import Arguments, Program, Specialised, check_one_device, map_tensors, meta_arguments
+from .specialise import Arguments, Program, Specialised, check_one_device, meta_arguments
 from .tpu import kernel_program
 
 # torch's dispatcher knows device `tpu` by this key; the name "tpu" exists only once torch_tpu is loaded.
@@ -233,7 +233,9 @@ def _register_gradient(op: Op, library: torch.library.Library, namespace: str, n
 
     def declaration(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
         bound = signature.bind(*args, **kwargs).arguments
-        return [torch.empty_like(bound[n], memory_format=torch.contiguous_format) for n in chosen(bound["needed"])]
+        return [
+            torch.empty_like(bound[n], memory_format=torch.contiguous_format) for n in chosen(bound["needed"])
+        ]
 
     def gradient_of(function: Callable[..., Any]) -> Callable[..., Any]:
         def gradient(*, grads: list[Any], needed: list[bool], **arguments: Any) -> list[Any]:
@@ -286,7 +288,9 @@ def _register_gradient(op: Op, library: torch.library.Library, namespace: str, n
     torch.library.register_autograd(qualified, no_second_derivative, lib=library)
 
 
-def _with_gradient(overload: Any, backward: Callable[..., Any], save: Callable[..., Any]) -> Callable[..., Any]:
+def _with_gradient(
+    overload: Any, backward: Callable[..., Any], save: Callable[..., Any]
+) -> Callable[..., Any]:
     """What ``torch.library.register_autograd`` registers, with a short way round it for calls without gradient.
 
     These are the calls of a decode step, and torch's own way costs them as much as the kernel's dispatch.

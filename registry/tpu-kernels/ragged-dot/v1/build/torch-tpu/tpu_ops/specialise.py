@@ -96,7 +96,9 @@ def check_one_device(arguments: Arguments) -> None:
     devices = {tensor.device for tensor in tensors_of(arguments)}
     if len(devices) > 1:
         where = ", ".join(
-            f"{name} on {value.device}" for name, value in arguments.items() if isinstance(value, torch.Tensor)
+            f"{name} on {value.device}"
+            for name, value in arguments.items()
+            if isinstance(value, torch.Tensor)
         )
         raise InputError(f"all tensors must be on one device, got {where}; move them with .to(device)")
 
@@ -120,7 +122,8 @@ def as_function_of_arrays(function: Callable[..., Any], arguments: Arguments) ->
         remaining = iter(arrays)
         given = {name: map_tensors(value, lambda _: next(remaining)) for name, value in template.items()}
         static = {
-            name: to_jax_dtype(value) if isinstance(value, torch.dtype) else value for name, value in given.items()
+            name: to_jax_dtype(value) if isinstance(value, torch.dtype) else value
+            for name, value in given.items()
         }
         return function(**static)
 

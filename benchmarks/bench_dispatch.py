@@ -1,0 +1,59 @@
+"""Host time of one eager call: this library's ops beside torch_tpu's public way and a built-in op.
+
+    TPU_KERNELS_EMULATE=1 pytest benchmarks/bench_dispatch.py
+
+The factor in brackets behind the median is the comparison that holds on other machines: the absolute times are
+this host's. Only enqueueing is timed, one call at a time, with the device drained in between: behind one another,
+calls would wait for an emulated device, which computes on the same cores.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import pytest
+import torch
+
+from tpu_kernels import ops
+
+
+def _product(x, y, scale, tpu, interpret):
+    return (x @ y) * scale
+
+
+@ops.op(kernel=_product, reference=lambda x, y, scale: (x @ y) * scale, differentiable=["x", "y"])
+def ours(x: torch.Tensor, y: torch.Tensor, *, scale: float) -> torch.Tensor:
+    """A scaled product, by this library."""
+    return x.new_empty((x.shape[0], y.shape[1]))
+
+
+def _public():
+    def product(x: jax.Array, y: jax.Array, scale: float) -> jax.Array:
+        return (x @ y) * scale
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.tpu.pallas.jax_op("bench_dispatch::product", product)
+
+
+@pytest.fixture(scope="module")
+def calls():
+    x, y = (torch.randn(8, 8).to("tpu") for _ in range(2))
+    public = _public()
+    return {
+        "tpu_kernels": lambda: ours(x, y, scale=2.0),
+        "torch.tpu.pallas.jax_op": lambda: public(x, y, 2.0),
+        "aten.add": lambda: x + y,
+    }
+
+
+@pytest.mark.parametrize("no_grad", [False, True], ids=["grad-mode", "no-grad"])
+@pytest.mark.parametrize("name", ["tpu_kernels", "torch.tpu.pallas.jax_op", "aten.add"])
+def test_dispatch(benchmark, calls, name, no_grad):
+    call = calls[name]
+    benchmark.group = f"one eager call, {'no-grad' if no_grad else 'grad-mode'}"
+    with torch.set_grad_enabled(not no_grad):
+        call()
+
+        benchmark.pedantic(call, setup=torch.accelerator.synchronize, rounds=2000, warmup_rounds=100)
