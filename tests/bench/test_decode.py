@@ -1,8 +1,6 @@
 import dataclasses
 import json
 import math
-import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -162,23 +160,16 @@ def test_a_model_without_experts_runs_only_as_stock(tmp_path: Path) -> None:
     assert eager.not_run == "the model has no experts whose implementation can be switched"
 
 
-def test_experts_are_registered_only_while_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def enable() -> None:
-        calls.append("enable")
-        monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._global_mapping, "ours", grouped_mm_experts_forward)
-
-    stub = types.SimpleNamespace(enable=enable, disable=lambda: calls.append("disable"))
-    monkeypatch.setitem(sys.modules, "tpu_kernels.integrations.transformers", stub)
-    config = dataclasses.replace(SMALL, experts=("ours",), batches=(1,), repeats=1)
+def test_experts_are_registered_only_while_they_run() -> None:
+    config = dataclasses.replace(SMALL, experts=("tpu_ragged_dot",), batches=(1,), repeats=1)
     (arm,) = decode.run(config).arms
     assert arm.measurement is not None
-    assert calls == ["enable", "disable"]
-    with pytest.raises(
-        BenchmarkError, match=r"no experts implementation 'theirs'; choose from stock, eager, ba"
-    ):
+    assert arm.runs_as == "tpu_ragged_dot (fused)"
+    assert "tpu_ragged_dot" not in ALL_EXPERTS_FUNCTIONS
+    known = r"stock, eager, ba.*tpu_grouped_mm, tpu_ragged_dot"
+    with pytest.raises(BenchmarkError, match=f"no experts implementation 'theirs'; choose from {known}"):
         decode.run(dataclasses.replace(config, experts=("theirs",)))
+    assert "tpu_ragged_dot" not in ALL_EXPERTS_FUNCTIONS
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,6 @@ def test_stock_kernels_loads_the_artifact_and_computes_the_same(kernel, device, 
     variant = find_loaded(kernel).path
     arguments = [variant.parents[1], device, tmp_path / "inputs", tmp_path / "output"]
     emulate = ["-m", "tpu_kernels.emulation"] if emulation.is_active() else []
-    subprocess.run(
-        [sys.executable, *emulate, tmp_path / "script.py", *arguments], check=True, timeout=300
-    )
+    subprocess.run([sys.executable, *emulate, tmp_path / "script.py", *arguments], check=True, timeout=300)
     ours = kernel.ragged_dot(*(t.to(device) for t in inputs.values()), transpose_rhs=True)
     assert torch.equal(load_file(tmp_path / "output")["out"], ours.cpu())

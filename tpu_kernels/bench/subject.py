@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import BenchmarkError, TpuKernelsError
+from ..integrations.transformers import disable, enable, is_dispatched
 from . import memory, presets, prompts
 from .placement import Placement
 from .results import STOCK, DecodeConfig
@@ -68,7 +69,7 @@ class Subject:
         if explain is None:
             return ""
         # An experts function may take a slower path for some modules, and says which and why.
-        paths = {explain(module) for module in self.model.modules() if _is_experts(module)}
+        paths = {explain(module) for module in self.model.modules() if is_dispatched(module)}
         return f" ({'; '.join(sorted(': '.join(filter(None, (p.name, p.reason))) for p in paths))})"
 
 
@@ -82,8 +83,6 @@ def experts_registered(arms: Sequence[str]) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         if missing():
-            from ..integrations.transformers import disable, enable
-
             enable()
             stack.callback(disable)
         if unknown := missing():
@@ -127,14 +126,9 @@ def load(config: DecodeConfig, placement: Placement) -> Subject:
         placement=placement,
         prompts=rows,
         stock_experts=model.get_experts_implementation(),
-        dispatches_experts=any(map(_is_experts, model.modules())),
+        dispatches_experts=any(map(is_dispatched, model.modules())),
         description=", ".join((type(model).__name__, *traits)),
     )
-
-
-def _is_experts(module: torch.nn.Module) -> bool:
-    """Whether `module` bears the mark that transformers' `use_experts_implementation` leaves."""
-    return hasattr(module, "_is_expert_parallel")
 
 
 def first_line(error: BaseException) -> str:

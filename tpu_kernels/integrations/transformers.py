@@ -232,7 +232,7 @@ def _modules(model: Any) -> Iterator[ModuleReport]:
     explain = getattr(_experts_function(), "explain", None)
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if _dispatched(module):
+        if is_dispatched(module):
             if _is_fp8(module):
                 yield ModuleReport(name, kind, False, "own", "the kernel has no FP8 path")
                 continue
@@ -254,9 +254,15 @@ def _modules(model: Any) -> Iterator[ModuleReport]:
             )
 
 
-def _dispatched(module: Any) -> bool:
-    """Whether transformers' ``use_experts_implementation`` has decorated the module's class."""
-    return all(hasattr(module, flag) for flag in ("has_gate", "has_bias", "is_transposed", "is_concatenated"))
+def is_dispatched(module: Any) -> bool:
+    """Whether transformers looks up in its experts table how to compute `module`.
+
+    Example:
+      >>> is_dispatched(model.model.layers[0].mlp.experts)  # doctest: +SKIP
+      True
+    """
+    # The marks that ``use_experts_implementation`` leaves on the instances of a class it has decorated.
+    return all(hasattr(module, mark) for mark in ("has_gate", "has_bias", "_is_expert_parallel"))
 
 
 def _is_fp8(module: Any) -> bool:
