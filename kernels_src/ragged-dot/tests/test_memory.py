@@ -27,6 +27,7 @@ SHAPES = {
     "rows-past-groups": (64, 64, 128, [5, 0], 0, 2, 16, 128),
     "no-rows": (32, 64, 128, [0, 0], 0, 2, 16, 128),
     "some-groups": (80, 128, 128, [20, 11, 9, 30], 1, 2, 32, 128),
+    "split-k": (48, 384, 128, [20, 0, 15], 0, 3, 16, 128),
     "overhanging": (77, 192, 320, [30, 1, 40], 0, 3, 32, 256),
 }
 
@@ -43,7 +44,9 @@ def test_kernels_are_free_of_memory_errors(shape, dtype):
     m, k, n, sizes, offset, groups, tile_m, tile_n = shape
     rng = np.random.default_rng(0)
     lhs, grad = (jnp.asarray(rng.standard_normal((m, c)), dtype) for c in (k, n))
-    config = Config(tile_m, tile_n, 128 if k > 128 else k, 1 << 26)
+    weight_config = Config(tile_m, tile_n, 128 if k > 128 else k, 1 << 26)
+    # The forward product splits K into equal tiles.
+    config = Config(tile_m, tile_n, 128 if k % 128 == 0 else k, 1 << 26)
     where = (jnp.asarray(sizes, jnp.int32), jnp.asarray([offset], jnp.int32))
     with jax.sharding.use_abstract_mesh(V6E):
         for transpose_rhs in (False, True):
@@ -60,7 +63,7 @@ def test_kernels_are_free_of_memory_errors(shape, dtype):
             expected = oracle.ragged_dot(lhs, rhs, sizes, offset, transpose_rhs=transpose_rhs)
             assert oracle.relative_l2(out, expected) <= oracle.TOLERANCE[dtype]
         weights = gmm_weights(
-            lhs, grad, *where, groups=groups, out_dtype=dtype, config=config, interpret=CHECKED
+            lhs, grad, *where, groups=groups, out_dtype=dtype, config=weight_config, interpret=CHECKED
         )
         _, expected = oracle.gradients(lhs, np.zeros((groups, k, n)), grad, sizes, offset)
         assert oracle.relative_l2(weights, expected) <= oracle.TOLERANCE[dtype]

@@ -50,7 +50,7 @@ def operands(p):
 
 
 @pytest.mark.parametrize("function", [interpreted, reference.ragged_dot], ids=["kernel", "reference"])
-@settings(max_examples=25)
+@settings(max_examples=16)
 @given(p=products())
 def test_product_and_gradients_agree_with_float64(function, p):
     lhs, rhs, grad, sizes, offset = operands(p)
@@ -122,7 +122,7 @@ def test_result_dtype_is_free_of_the_operands():
     assert oracle.relative_l2(out, oracle.ragged_dot(lhs, rhs, [8])) <= 1e-6
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     tokens=st.sampled_from([0, 1, 9]),
     choices=st.sampled_from([1, 4]),

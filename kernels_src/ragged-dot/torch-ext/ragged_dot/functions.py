@@ -16,8 +16,10 @@ import jax.numpy as jnp
 from .activations import gated
 from .kernel import Config, default_config, gmm, gmm_weights, interpreted_config, round_up
 
-# Narrower minor axes than this are padded: the compiler handles 64, half a register row, by itself.
+# Minor axes are padded to these multiples: the compiler handles 64, half a register row, by itself. An axis that
+# may have to be split into tiles is padded to whole register rows.
 NATIVE_MULTIPLE = 64
+LONG_AXIS, LONG_MULTIPLE = 8192, 128
 
 
 def ragged_dot(
@@ -80,7 +82,7 @@ def _ragged_dot(
     n = rhs.shape[1 if transpose_rhs else 2]
     if m == 0 or k == 0 or n == 0:
         return jnp.zeros((m, n), out_dtype)
-    k_padded, n_padded = (round_up(size, NATIVE_MULTIPLE) for size in (k, n))
+    k_padded, n_padded = _padded(k), _padded(n)
     rhs = _pad_minor(rhs, *((n_padded, k_padded) if transpose_rhs else (k_padded, n_padded)))
     if stored_transposed(*rhs.shape[1:]):
         # As XLA stores it, so that the kernel's operand is the buffer itself and not a copy.
@@ -137,7 +139,7 @@ def _weight_gradient(
     m = left.shape[0]
     if m == 0 or a == 0 or b == 0:
         return jnp.zeros(rhs.shape, rhs.dtype)
-    a_padded, b_padded = (round_up(size, NATIVE_MULTIPLE) for size in (a, b))
+    a_padded, b_padded = _padded(a), _padded(b)
     swap = stored_transposed(a_padded, b_padded)
     if swap:
         left, right, a_padded, b_padded = right, left, b_padded, a_padded
@@ -163,6 +165,10 @@ def _config(
     if interpret is True:
         return interpreted_config(m, k, n, dtype)
     return default_config(m, k, n, dtype, tpu=tpu, weight_gradient=weight_gradient)
+
+
+def _padded(size: int) -> int:
+    return round_up(size, NATIVE_MULTIPLE if size <= LONG_AXIS else LONG_MULTIPLE)
 
 
 def _rows_to_run(m: int, config: Config, interpret: Any) -> int:

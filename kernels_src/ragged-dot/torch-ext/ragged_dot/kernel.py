@@ -15,6 +15,8 @@ group sizes, so that no XLA op runs before it, then walks the list in a software
             fetch lhs[tile(w)], rhs[group(w), n]       (skipped where the block is the one already there)
             out[tile(w), n] = rows of group(w) from the product, other rows as they were
 
+(K is one tile; where it does not fit, each item takes several steps and sums them up.)
+
 Only groups that have rows are listed, so only their weights are read, once per column tile for all row tiles
 in a row. Row tiles that no group touches get an item without rows, which writes zeros. Weights are taken in
 either stored layout, `[G, K, N]` or `[G, N, K]`: the block is read as stored and the product contracts the
@@ -52,8 +54,8 @@ class Config:
     Attributes:
       tile_m: rows a tile; a multiple of the sublane packing (8 rows of f32, 16 of bf16).
       tile_n: columns a tile; a multiple of 128, or N.
-      tile_k: a multiple of 128, or K, for the weight gradient, whose result is tiled on both axes; K for the
-        forward product.
+      tile_k: a multiple of 128, or K. The forward product wants all of K in one tile, and splits it (into equal
+        tiles) only where that does not fit.
       vmem_bytes: vector memory the kernel may use.
     """
 
@@ -107,6 +109,9 @@ def default_config(
         for tile_n in _tiles(n)
         for tile_k in (_tiles(k) if weight_gradient else [k])
     ]
+    if not weight_gradient and k % LANES == 0:
+        smallest = configs[-1]
+        configs += [dataclasses.replace(smallest, tile_k=tile_k) for tile_k in _tiles(k)]
     fitting = (c for c in configs if footprint(c, size) <= budget)
     # Where nothing fits, the smallest is tried all the same: the compiler's message tells by how much it fails.
     return next(fitting, configs[-1])
@@ -131,8 +136,8 @@ def _row_tiles(m: int, size: int) -> list[int]:
 def _forward_bytes(config: Config, size: int) -> int:
     rows, k, n = config.tile_m, round_up(config.tile_k, LANES), round_up(config.tile_n, LANES)
     blocks = 2 * (size * (rows * k + k * n) + 4 * rows * n)
-    # Beside the blocks: lhs in the product's layout, the product in f32 and as masked.
-    return blocks + size * rows * k + 2 * 4 * rows * n + _split_bytes(size, (rows + n) * k) + COMPILER_BYTES
+    # Beside the blocks: lhs in the product's layout, and in f32 the product, as masked, and the sums.
+    return blocks + size * rows * k + 3 * 4 * rows * n + _split_bytes(size, (rows + n) * k) + COMPILER_BYTES
 
 
 def _weight_gradient_bytes(config: Config, size: int) -> int:
@@ -229,6 +234,7 @@ def _gmm_kernel(
     lhs: Any,
     rhs: Any,
     out: Any,
+    sums: Any,
     *item_refs: Any,
     config: Config,
     transpose_rhs: bool,
@@ -236,38 +242,44 @@ def _gmm_kernel(
     item = dict(zip(("group", "tile", "low", "high"), item_refs, strict=True))
     m, k = lhs.shape
     n = out.shape[1]
-    items = _list_items(
-        sizes, offset[0], item, rows=m, tile_m=config.tile_m, groups=rhs.shape[0], every_group=False
-    )
+    tile_m, tile_n, tile_k = config.tile_m, config.tile_n, config.tile_k
+    parts = k // tile_k
+    items = _list_items(sizes, offset[0], item, rows=m, tile_m=tile_m, groups=rhs.shape[0], every_group=False)
 
     def step(lhs_tile: Any, rhs_tile: Any, out_tile: Any) -> None:
-        w = pl.program_id(1)
+        w, part = pl.program_id(1), pl.program_id(2)
         low, high, tile = item["low"][w], item["high"][w], item["tile"][w]
         opens_tile = (w == 0) | (item["tile"][jnp.maximum(w - 1, 0)] != tile)
 
-        @pl.when(opens_tile)
+        @pl.when(opens_tile & (part == 0))
         def _() -> None:
             out_tile[...] = jnp.zeros_like(out_tile)
 
         @pl.when(high > low)
         def _() -> None:
             product = _product(lhs_tile[...], rhs_tile[...], (1, 1 if transpose_rhs else 0))
-            keep = _rows_between(low, high, product.shape)
-            out_tile[...] = jnp.where(keep, product.astype(out_tile.dtype), out_tile[...])
+            if parts > 1:
+                product += jnp.where(part == 0, jnp.zeros_like(product), sums[...])
+                sums[...] = product
 
-    rhs_block = (None, config.tile_n, k) if transpose_rhs else (None, k, config.tile_n)
+            @pl.when(part == parts - 1)
+            def _() -> None:
+                keep = _rows_between(low, high, product.shape)
+                out_tile[...] = jnp.where(keep, product.astype(out_tile.dtype), out_tile[...])
 
-    def rhs_index(column: Any, w: Any) -> tuple[Any, Any, Any]:
-        return (item["group"][w], column, 0) if transpose_rhs else (item["group"][w], 0, column)
+    rhs_block = (None, tile_n, tile_k) if transpose_rhs else (None, tile_k, tile_n)
+
+    def rhs_index(column: Any, w: Any, part: Any) -> tuple[Any, Any, Any]:
+        return (item["group"][w], column, part) if transpose_rhs else (item["group"][w], part, column)
 
     pltpu.emit_pipeline(
         step,
-        grid=(pl.cdiv(n, config.tile_n), items),
+        grid=(pl.cdiv(n, tile_n), items, parts),
         in_specs=[
-            pl.BlockSpec((config.tile_m, k), lambda column, w: (item["tile"][w], 0)),
+            pl.BlockSpec((tile_m, tile_k), lambda column, w, part: (item["tile"][w], part)),
             pl.BlockSpec(rhs_block, rhs_index),
         ],
-        out_specs=[pl.BlockSpec((config.tile_m, config.tile_n), lambda column, w: (item["tile"][w], column))],
+        out_specs=[pl.BlockSpec((tile_m, tile_n), lambda column, w, part: (item["tile"][w], column))],
     )(lhs, rhs, out)
 
 
@@ -370,7 +382,9 @@ def gmm(
         (group_sizes, group_offset, lhs, rhs),
         jax.ShapeDtypeStruct((m, n), out_dtype),
         items=pl.cdiv(m, config.tile_m) + rhs.shape[0],
-        scratch=(),
+        scratch=(
+            pltpu.VMEM((config.tile_m, config.tile_n) if k > config.tile_k else (8, LANES), jnp.float32),
+        ),
         flops=2 * m * k * n,
         config=config,
         interpret=interpret,
