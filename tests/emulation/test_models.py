@@ -14,6 +14,8 @@ if not emulation.is_active():
 import torch
 import transformers
 
+pytestmark = pytest.mark.device
+
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,

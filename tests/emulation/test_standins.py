@@ -20,6 +20,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from torch import Tensor
 
+pytestmark = pytest.mark.device
+
 modes = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 
 

@@ -72,9 +72,9 @@ def install(plugin: str | Path | None = None) -> None:
     quiet = not get_logger().isEnabledFor(logging.DEBUG)
     # Read once each, while the native libraries load. Put back afterwards, for JAX finds libtpu through the
     # first one: compiling for a real TPU goes on working beside the emulated one.
-    variables = {"TPU_LIBRARY_PATH": str(path)}
+    # (The other one jax sets when it is imported, so what it holds need not be the user's wish.)
+    variables = {"TPU_LIBRARY_PATH": str(path), "TF_CPP_MIN_LOG_LEVEL": "1" if quiet else "0"}
     if quiet:
-        variables["TF_CPP_MIN_LOG_LEVEL"] = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")
         warnings.filterwarnings("ignore", message="<TorchTpu/Performance/TcMalloc/>")
     with _environment(variables):
         pjrt.adapt(path)
