@@ -48,7 +48,9 @@ def test_logits_and_greedy_tokens_are_those_of_the_model(family, folder, device)
     assert all(m.active for m in report.modules)
     with torch.no_grad():
         assert (model(prompt.to(device)).logits.cpu() - own(prompt).logits).abs().max() <= 1e-4
-    tokens = greedy(model, prompt)
+    # Models with sliding windows compile a graph a step up to this limit; two tell as much as eight.
+    with torch._dynamo.config.patch(recompile_limit=2):
+        tokens = greedy(model, prompt)
     assert torch.equal(tokens, greedy(own, prompt))
     assert len(set(tokens[0, 12:].tolist())) > 3, "a constant output proves nothing"
 

@@ -33,6 +33,7 @@ from ragged_dot import functions
 from ragged_dot.cases import CASES
 
 TOPOLOGY = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
+CHOICES = 8
 KIND = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
 
 
@@ -55,9 +56,17 @@ def compile_text(generation: str, program: str, case_name: str, rows: int, dtype
     def backward(lhs, rhs, sizes, grad):
         return jax.vjp(lambda lhs, rhs: forward(lhs, rhs, sizes), lhs, rhs)[1](grad)
 
+    def layer(states, index, weights, gate_up, down):
+        return functions.experts(states, index, weights, gate_up, down, tpu=generation)
+
     function, arguments = forward, (lhs, rhs, sizes)
     if program == "backward":
         function, arguments = backward, (*arguments, array((rows, case.n)))
+    elif program == "layer":  # the whole experts layer whose gate and up projection the case is
+        inner = case.n // 2
+        choices, states = (rows, CHOICES), array((rows, case.k))
+        routing = array(choices, jnp.int32), array(choices, jnp.float32)
+        function, arguments = layer, (states, *routing, rhs, array((case.groups, case.k, inner)))
     mesh = AbstractMesh(
         (), (), abstract_device=AbstractDevice(device_kind=KIND[generation], num_cores=1, platform="tpu")
     )
