@@ -164,7 +164,7 @@ def test_experts_are_registered_only_while_they_run() -> None:
     config = dataclasses.replace(SMALL, experts=("tpu_ragged_dot",), batches=(1,), repeats=1)
     (arm,) = decode.run(config).arms
     assert arm.measurement is not None
-    assert arm.runs_as == "tpu_ragged_dot (fused)"
+    assert arm.runs_as == "tpu_ragged_dot (fused; ops cpu)"
     assert "tpu_ragged_dot" not in ALL_EXPERTS_FUNCTIONS
     known = r"stock, eager, ba.*tpu_grouped_mm, tpu_ragged_dot"
     with pytest.raises(BenchmarkError, match=f"no experts implementation 'theirs'; choose from {known}"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import jax
+import jax.export
+import jax.numpy as jnp
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -66,6 +69,15 @@ def test_one_program_serves_calls_that_agree(scaled, device):
     before = len(traced)
     scaled(y, x, scale=0.5)
     assert len(traced) == before
+
+
+def test_a_program_has_one_key_wherever_it_is_traced_from():
+    def export():
+        shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+        return jax.export.export(jax.jit(lambda x: 2 * x), platforms=["tpu"])(shape)
+
+    here, there = export(), (lambda: export())()
+    assert tpu._fingerprint(here) == tpu._fingerprint(there)
 
 
 def test_views_are_read_as_what_they_show(scaled, device):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,7 +72,8 @@ class Subject:
             return ""
         # An experts function may take a slower path for some modules, and says which and why.
         paths = {explain(module) for module in self.model.modules() if is_dispatched(module)}
-        return f" ({'; '.join(sorted(': '.join(filter(None, (p.name, p.reason))) for p in paths))})"
+        told = sorted(": ".join(filter(None, (p.name, p.reason))) for p in paths)
+        return f" ({'; '.join([*told, *_what_ran(explain)])})"
 
 
 @contextlib.contextmanager
@@ -129,6 +132,13 @@ def load(config: DecodeConfig, placement: Placement) -> Subject:
         dispatches_experts=any(map(is_dispatched, model.modules())),
         description=", ".join((type(model).__name__, *traits)),
     )
+
+
+def _what_ran(function: Callable[..., object]) -> list[str]:
+    """By which path the ops of the kernel that `function` belongs to ran in this process, if they did."""
+    kernel = sys.modules[function.__module__.partition(".")[0]]
+    ran: Counter[str] = sum((op.paths for op in vars(kernel).values() if hasattr(op, "paths")), Counter())
+    return [f"ops {' and '.join(sorted(ran))}"] if ran else []
 
 
 def first_line(error: BaseException) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 from typing import Any
+
+_logger = logging.getLogger("tpu_kernels.ops")
 
 # The device kinds that libtpu reports, and jax knows, by generation.
 GENERATION_OF_KIND = {
@@ -67,6 +70,8 @@ def current_target() -> Target:
 
     attributes = _device_ops_backend._get_local_device_attributes()
     kind = str(attributes.get("device_kind", ""))
+    if kind != "cpu" and kind not in GENERATION_OF_KIND:
+        _logger.warning("unknown TPU %r: tiles are chosen as for %s", kind, DEFAULT_GENERATION)
     return Target(
         generation=GENERATION_OF_KIND.get(kind, DEFAULT_GENERATION),
         emulated=kind == "cpu",

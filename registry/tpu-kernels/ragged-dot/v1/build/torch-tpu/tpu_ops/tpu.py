@@ -130,15 +130,28 @@ def _direct_program(name: str, exported: Any, outputs: Sequence[torch.Tensor]) -
     if direct is None:
         return None
     call_custom_kernel, register_custom_kernel = direct
-    module = exported.mlir_module_serialized
-    fingerprint = hashlib.blake2b(module, digest_size=16).hexdigest()
-    register_custom_kernel(name, fingerprint, serialized_mlir_module=module)
+    fingerprint = _fingerprint(exported)
+    register_custom_kernel(name, fingerprint, serialized_mlir_module=exported.mlir_module_serialized)
     shapes = list(outputs)
 
     def run(tensors: list[torch.Tensor]) -> Any:
         return call_custom_kernel(name, fingerprint, inputs=tensors, output_shapes=shapes)
 
     return run
+
+
+def _fingerprint(exported: Any) -> str:
+    """A key of the program that holds no call stack.
+
+    The same kernel then has the same key wherever it is traced from, and torch_tpu's cache of compiled programs
+    serves all processes.
+    """
+    from jax.interpreters import mlir
+
+    with mlir.make_ir_context():
+        module = mlir.ir.Module.parse(exported.mlir_module())
+        text = module.operation.get_asm(enable_debug_info=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _public_program(name: str, exported: Any, arguments: Arguments) -> Program:
