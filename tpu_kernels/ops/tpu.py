@@ -151,7 +151,7 @@ def _fingerprint(exported: Any) -> str:
     with mlir.make_ir_context():
         module = mlir.ir.Module.parse(exported.mlir_module())
         text = module.operation.get_asm(enable_debug_info=False)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(str(text).encode(), digest_size=16).hexdigest()
 
 
 def _public_program(name: str, exported: Any, arguments: Arguments) -> Program:
