@@ -14,6 +14,7 @@ READY := $(VENV)/.ready
 
 demo: $(READY)
 	$(BIN)/tpu-kernels emulate examples/load_and_swap.py
+	mkdir -p demo
 	$(BIN)/tpu-kernels bench decode --model preset:qwen3-moe \
 	  --experts tpu_ragged_dot,stock,tpu_grouped_mm,eager --batch 1,8 \
 	  --prompt-length 64 --new-tokens 32 --repeats 3 \
