@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .dtypes import narrowed
-from .specialise import Arguments, Program, as_function_of_arrays, check_one_device
+from .specialise import Arguments, Program, as_function_of_arrays
 from .target import keep_jax_off_tpu
 
 
@@ -17,7 +17,6 @@ def reference_program(function: Callable[..., Any], arguments: Arguments) -> Pro
     keep_jax_off_tpu()
     import jax
 
-    check_one_device(arguments)
     compiled = jax.jit(as_function_of_arrays(function, arguments))
     cpu = jax.devices("cpu")[0]
 

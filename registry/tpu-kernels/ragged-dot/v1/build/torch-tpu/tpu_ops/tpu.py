@@ -25,7 +25,6 @@ from .specialise import (
     Arguments,
     Program,
     as_function_of_arrays,
-    check_one_device,
     shapes_for_jax,
     tensors_of,
 )
@@ -58,7 +57,6 @@ def kernel_program(
       The program, and which path it takes: "kernel", or on the emulated device "interpreted" or "reference".
     """
     keep_jax_off_tpu()
-    check_one_device(arguments)
     target = current_target()
     if not target.emulated:
         exported = _export(_with_target(kernel, target, interpret=False), arguments, target)
