@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ragged_dot import functions, reference
+from ragged_dot.kernel import default_config
 
 settings.register_profile("kernels", deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile("kernels")
@@ -112,6 +113,12 @@ def test_wrong_group_sizes_stay_within_the_arrays(sizes, effective):
     for function in (interpreted, reference.ragged_dot):
         out = function(lhs, rhs, jnp.asarray(sizes))
         assert oracle.relative_l2(out, oracle.ragged_dot(lhs, rhs, effective)) <= 1e-5
+
+
+@pytest.mark.parametrize(("rows", "tile"), [(8, 16), (512, 32), (8192, 128), (524288, 512)])
+def test_row_tiles_follow_the_rows_of_a_group(rows, tile):
+    """A group computes all rows of the tiles it is in: at decode, tall tiles would be mostly other groups' rows."""
+    assert default_config(rows, 2048, 1536, 128, jnp.bfloat16).tile_m == tile
 
 
 def test_result_dtype_is_free_of_the_operands():

@@ -87,7 +87,7 @@ def _ragged_dot(
     if stored_transposed(*rhs.shape[1:]):
         # As XLA stores it, so that the kernel's operand is the buffer itself and not a copy.
         rhs, transpose_rhs = jnp.swapaxes(rhs, 1, 2), not transpose_rhs
-    config = static.config or _config(m, k_padded, n_padded, lhs.dtype, static.tpu, static.interpret)
+    config = static.config or _config(m, k_padded, n_padded, rhs, static.tpu, static.interpret)
     out = gmm(
         _pad_minor(lhs, _rows_to_run(m, config, static.interpret), k_padded),
         rhs,
@@ -143,7 +143,7 @@ def _weight_gradient(
     swap = stored_transposed(a_padded, b_padded)
     if swap:
         left, right, a_padded, b_padded = right, left, b_padded, a_padded
-    config = _config(m, a_padded, b_padded, left.dtype, tpu, interpret, weight_gradient=True)
+    config = _config(m, a_padded, b_padded, rhs, tpu, interpret, weight_gradient=True)
     rows = _rows_to_run(m, config, interpret)
     left, right = _pad_minor(left, rows, a_padded), _pad_minor(right, rows, b_padded)
     out = gmm_weights(
@@ -160,11 +160,11 @@ def _weight_gradient(
 
 
 def _config(
-    m: int, k: int, n: int, dtype: Any, tpu: str, interpret: Any, *, weight_gradient: bool = False
+    m: int, k: int, n: int, rhs: jax.Array, tpu: str, interpret: Any, *, weight_gradient: bool = False
 ) -> Config:
     if interpret is True:
-        return interpreted_config(m, k, n, dtype)
-    return default_config(m, k, n, dtype, tpu=tpu, weight_gradient=weight_gradient)
+        return interpreted_config(m, k, n, rhs.dtype)
+    return default_config(m, k, n, rhs.shape[0], rhs.dtype, tpu=tpu, weight_gradient=weight_gradient)
 
 
 def _padded(size: int) -> int:

@@ -83,29 +83,30 @@ def _tiles(size: int) -> list[int]:
 
 
 def default_config(
-    m: int, k: int, n: int, dtype: Any, *, tpu: str = "v6e", weight_gradient: bool = False
+    m: int, k: int, n: int, groups: int, dtype: Any, *, tpu: str = "v6e", weight_gradient: bool = False
 ) -> Config:
     """Tile sizes that fit the vector memory of `tpu`, from the shapes alone.
 
-    The tallest row tile and then the widest column tile that fit, with two buffers of every block, are taken:
-    weights are then read in long contiguous pieces, and lhs the fewest times.
+    Row tiles are about twice as tall as a group with its share of the rows: each group computes all rows of the
+    tiles it is in. Then the widest column tile that fits, with two buffers of every block, is taken: weights are
+    read in long contiguous pieces, and lhs the fewest times.
 
     Args:
-      m, k, n: rows, contraction and columns of the product ``[m, k] x [groups, k, n]``.
+      m, k, n, groups: axes of the product ``[m, k] x [groups, k, n]``.
       dtype: of both operands.
       tpu: generation: v4, v5e, v5p, v6e or tpu7x.
       weight_gradient: for the product ``[k, m] x [m, n]`` a group.
 
     Example:
-      >>> default_config(64, 2048, 1536, jnp.bfloat16, tpu="v6e").tile_m
-      64
+      >>> default_config(512, 2048, 1536, 128, jnp.bfloat16, tpu="v6e").tile_m
+      32
     """
     size = jnp.dtype(dtype).itemsize
     budget = int(VMEM_BYTES[tpu] * VMEM_SHARE)
     footprint = _weight_gradient_bytes if weight_gradient else _forward_bytes
     configs = [
         Config(tile_m, tile_n, tile_k, budget)
-        for tile_m in _row_tiles(m, size)
+        for tile_m in _row_tiles(m, groups, size)
         for tile_n in _tiles(n)
         for tile_k in (_tiles(k) if weight_gradient else [k])
     ]
@@ -124,12 +125,14 @@ def interpreted_config(m: int, k: int, n: int, dtype: Any) -> Config:
       >>> interpreted_config(64, 2880, 2880, jnp.float32).tile_n
       2880
     """
-    return Config(_row_tiles(m, jnp.dtype(dtype).itemsize)[0], n, k, VMEM_BYTES["v6e"])
+    return Config(_row_tiles(m, 1, jnp.dtype(dtype).itemsize)[0], n, k, VMEM_BYTES["v6e"])
 
 
-def _row_tiles(m: int, size: int) -> list[int]:
+def _row_tiles(m: int, groups: int, size: int) -> list[int]:
+    """Row tiles to try, the wanted one first: powers of two, or all rows where they are fewer."""
     sublanes = 32 // size
-    tallest = round_up(m, sublanes)
+    share = 1 << (2 * pl.cdiv(m, groups) - 1).bit_length()
+    tallest = min(round_up(m, sublanes), max(share, 32), 512)
     return sorted({min(tallest, t) for t in (sublanes, 2 * sublanes, 64, 128, 256, 512)}, reverse=True)
 
 
