@@ -88,7 +88,7 @@ def test_decode_on_the_emulated_device(tmp_path: Path) -> None:
     assert document["evidence"] == "emulated"
     assert "not TPU speeds" in document["caution"]
     assert [arm["runs_as"] for arm in document["arms"]] == [
-        "tpu_ragged_dot (fused)",
+        "tpu_ragged_dot (fused; ops interpreted)",
         "grouped_mm, batched_mm while decoding",
     ]
     for arm in document["arms"]:
