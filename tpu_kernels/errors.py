@@ -27,6 +27,18 @@ class VerificationError(TpuKernelsError):
     """A kernel's files are not the ones its digests promise. Nothing of it was run."""
 
 
+class UntrustedKernelError(TpuKernelsError):
+    """A kernel's publisher is not trusted. Nothing of it was downloaded or run."""
+
+
+class SourceUnavailableError(TpuKernelsError, ConnectionError):
+    """The Hub or a bucket cannot be reached, or refuses, and the cache has no copy."""
+
+
+class ConfigurationError(TpuKernelsError, ValueError):
+    """A setting, such as an environment variable, cannot be read."""
+
+
 class IncompatibleKernelError(TpuKernelsError):
     """The kernel exists but does not run on this device or with these versions."""
 
@@ -49,3 +61,7 @@ class IntegrationError(TpuKernelsError):
 
 class BenchmarkError(TpuKernelsError, ValueError):
     """A benchmark was asked for with values it cannot run."""
+
+
+class AnalysisError(TpuKernelsError, RuntimeError):
+    """The TPU compiler cannot be run here, or was asked for a target that does not exist."""

@@ -12,6 +12,7 @@ from ..errors import TpuKernelsError
 from ..log import get_logger
 from . import bench
 from .build import build
+from .compile import compile
 from .emulate import CONTEXT_SETTINGS as EMULATE_SETTINGS
 from .emulate import emulate
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.command()(build)
+app.command()(compile)
 app.command(context_settings=EMULATE_SETTINGS)(emulate)
 
 
