@@ -38,7 +38,7 @@ def test_help_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    for command in ("bench", "build", "compile", "emulate"):
+    for command in ("bench", "build", "compile", "emulate", "explain"):
         assert command in done.stdout
 
 

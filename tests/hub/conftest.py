@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import shutil
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tpu_kernels import hub, log
+from tpu_kernels import log
 from tpu_kernels.authoring import build_registry
-from tpu_kernels.hub.sources import RegistrySource
+from tpu_kernels.hub import configuration
+from tpu_kernels.testing import FakeHub
 
 SAMPLE = Path(__file__).parents[1] / "authoring" / "sample-kernel"
 
+REPO = "tpu-kernels/sample-kernel"
+
+# KERNELS_CACHE would come before the cache in HF_HOME. Told not to track, stock 0.17.2 sends an empty user agent,
+# which no HTTP client lets through.
+DROPPED = ("KERNELS_CACHE", "HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK")
+
 MakeSource = Callable[..., Path]
 UseRegistry = Callable[..., Path]
+Serve = Callable[..., FakeHub]
+RunPython = Callable[..., str]
 
 
 @pytest.fixture
@@ -44,10 +57,50 @@ def use_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UseRegistry
         registry = tmp_path / "registry"
         for source in sources:
             build_registry(source.parent, registry)
-        monkeypatch.setattr(hub, "default_sources", lambda: (RegistrySource(registry),))
+        monkeypatch.setattr(configuration, "registry_root", lambda: registry)
+        monkeypatch.setenv("TPU_KERNELS_SOURCES", "registry")
         return registry
 
     return use
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Builds sources, puts them on a Hub of this machine, and makes it the only source of kernels."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*sources: Path, trusted: Iterable[str] = ("tpu-kernels",)) -> FakeHub:
+            root = tmp_path / "repositories"
+            for source in sources:
+                build_registry(source.parent, root)
+            server = stack.enter_context(FakeHub(root, trusted=trusted))
+            monkeypatch.setenv("HF_ENDPOINT", server.url)
+            monkeypatch.setenv("KERNELS_CACHE", str(tmp_path / "cache"))
+            monkeypatch.setenv("NO_PROXY", "*")
+            monkeypatch.setenv("TPU_KERNELS_SOURCES", "hub")
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> RunPython:
+    """Runs a script in a process of its own, with a Hub, and returns what it prints on both streams."""
+
+    def run(script: str, server: FakeHub, **environment: str) -> str:
+        inherited = {name: value for name, value in os.environ.items() if name not in DROPPED}
+        process = subprocess.run(
+            [sys.executable, "-B", "-c", script],
+            env={**inherited, **server.environment(tmp_path / "home"), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+        )
+        assert process.returncode == 0, process.stdout
+        return process.stdout
+
+    return run
 
 
 @pytest.fixture(autouse=True)

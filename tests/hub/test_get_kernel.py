@@ -23,11 +23,10 @@ from tpu_kernels.errors import (
     KernelNotFoundError,
     VerificationError,
 )
-from tpu_kernels.hub.sources import RegistrySource, registry_root
+from tpu_kernels.hub.sources import registry_root
 
-from .conftest import MakeSource, UseRegistry
+from .conftest import REPO, MakeSource, UseRegistry
 
-REPO = "tpu-kernels/sample-kernel"
 ALIAS = "kernels-community/sample-kernel"
 
 
@@ -185,13 +184,13 @@ class TestSources:
         build_registry(unusable.parent, tmp_path / "first")
         build_registry(make_source("PLACE = 2").parent, tmp_path / "second")
         build_registry(make_source("PLACE = 2", version=2).parent, tmp_path / "second")
-        sources = tuple(RegistrySource(tmp_path / name) for name in ("first", "second"))
-        monkeypatch.setattr(hub, "default_sources", lambda: sources)
+        first, second = tmp_path / "first", tmp_path / "second"
+        monkeypatch.setenv("TPU_KERNELS_SOURCES", f"{first}, {second}")
         assert tpu_kernels.get_kernel(REPO, version=1).PLACE == 1
         assert tpu_kernels.get_kernel(REPO, version=2).PLACE == 2
         assert tpu_kernels.get_kernel(REPO).PLACE == 1
         with pytest.raises(
-            KernelNotFoundError, match=r"looked in: registry, registry\); there is version 1, 2"
+            KernelNotFoundError, match=rf"looked in: {first}, {second}\); there is version 1, 2"
         ):
             tpu_kernels.get_kernel(REPO, version=3)
 
@@ -281,12 +280,39 @@ class TestRequirements:
         versions["torch-tpu"] = "0.2.1.dev20260101"
         assert tpu_kernels.has_kernel(REPO, version=1)
 
-    def test_a_build_for_other_hardware_is_refused(self, make_source: MakeSource, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"backend": {"type": "cuda"}}, "is built for 'cuda', not for 'tpu'"),
+            (
+                {"kernel-depends": [{"repo-id": "acme/base", "version": 1}]},
+                r"depends on other kernels \(acme/base\), which this release does not resolve",
+            ),
+        ],
+        ids=["other hardware", "other kernels"],
+    )
+    def test_a_build_that_cannot_be_served_is_refused(
+        self, make_source: MakeSource, tmp_path: Path, change: dict[str, object], message: str
+    ) -> None:
         build(make_source(), tmp_path / "out")
         path = tmp_path / "out" / "build" / "torch-tpu" / "metadata.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "backend": {"type": "cuda"}}))
-        with pytest.raises(IncompatibleKernelError, match="is built for 'cuda', not for 'tpu'"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+        with pytest.raises(IncompatibleKernelError, match=message):
             tpu_kernels.get_local_kernel(tmp_path / "out")
+
+
+@pytest.mark.parametrize("backend", ["cuda", "cpu"])
+def test_another_backend_is_refused(
+    make_source: MakeSource, use_registry: UseRegistry, tmp_path: Path, backend: str
+) -> None:
+    use_registry(make_source())
+    build(make_source(), tmp_path / "out")
+    with pytest.raises(IncompatibleKernelError, match=f"backend={backend!r}; .* 'tpu' only"):
+        tpu_kernels.get_kernel(REPO, version=1, backend=backend)
+    with pytest.raises(IncompatibleKernelError, match=f"backend={backend!r}"):
+        tpu_kernels.get_local_kernel(tmp_path / "out", backend=backend)
+    assert not tpu_kernels.has_kernel(REPO, version=1, backend=backend)
+    assert tpu_kernels.has_kernel(REPO, version=1, backend="tpu")
 
 
 class TestExplain:

@@ -14,7 +14,9 @@ import pytest
         "import tpu_kernels",
         "import tpu_kernels.hub",
         "import tpu_kernels.authoring",
-        "import tpu_kernels; tpu_kernels.explain('tpu-kernels/no-such-kernel')",
+        "import tpu_kernels; tpu_kernels.explain('tpu-kernels/no-such-kernel', source='registry')",
+        "import tpu_kernels; tpu_kernels.explain('tpu-kernels/ragged-dot', version=1)",
+        "import tpu_kernels.testing",
     ],
 )
 def test_import_is_light(statement: str) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tpu_kernels.authoring import build
+from tpu_kernels.hub import registry_root
+from tpu_kernels.testing import FakeHub
 
-from .conftest import MakeSource
+from .conftest import REPO, MakeSource, RunPython, Serve
 
 pytest.importorskip("kernels")
 
@@ -46,3 +48,44 @@ assert kernel.add(2, 3) == 5
 assert kernel.late() == "verified"
 """
     subprocess.run([sys.executable, "-B", "-c", script], check=True, timeout=300)
+
+
+# Stock takes a process for a TPU's by this attribute, which torch_tpu does not set.
+ON_A_TPU = """
+import types
+import torch
+torch.backends.tpu = types.ModuleType("torch.backends.tpu")
+"""
+# What a user of stock `kernels` has written.
+SCRIPT = f"""
+from kernels import get_kernel, get_loaded_kernels, has_kernel
+kernel = get_kernel({REPO!r}, version=1)
+assert kernel.add(2, 3) == 5
+assert kernel.table() == {{"tile": 128}}
+assert has_kernel({REPO!r}, version=1)
+assert get_kernel({REPO!r}, revision="v1", trust_remote_code=[{REPO!r}]).late() == "verified"
+assert get_kernel({REPO!r}, version=1, user_agent={{"who": "me"}}, check_arch=False) is kernel
+[loaded] = get_loaded_kernels()
+assert (str(loaded.metadata.name), loaded.module) == ("sample-kernel", kernel)
+"""
+
+
+def test_one_import_line_is_the_migration_and_spares_requests(
+    make_source: MakeSource, serve: Serve, run_python: RunPython, tmp_path: Path
+) -> None:
+    server = serve(make_source())
+    run_python(ON_A_TPU + SCRIPT, server, HF_HOME=str(tmp_path / "stock"))
+    stock = len(server.requests)
+    server.clear()
+    run_python(SCRIPT.replace("from kernels", "from tpu_kernels"), server)
+    assert 0 < len(server.requests) < stock
+
+
+def test_stock_loads_the_shipped_kernel(run_python: RunPython) -> None:
+    with FakeHub(registry_root(), trusted=["tpu-kernels"]) as server:
+        script = (
+            f"{ON_A_TPU}import kernels\n"
+            "kernel = kernels.get_kernel('tpu-kernels/ragged-dot', version=1)\n"
+            "assert callable(kernel.ragged_dot)"
+        )
+        run_python(script, server)

@@ -15,6 +15,7 @@ from .build import build
 from .compile import compile
 from .emulate import CONTEXT_SETTINGS as EMULATE_SETTINGS
 from .emulate import emulate
+from .explain import explain
 
 app = typer.Typer(
     name="tpu-kernels",
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 app.command()(build)
 app.command()(compile)
+app.command()(explain)
 app.command(context_settings=EMULATE_SETTINGS)(emulate)
 
 

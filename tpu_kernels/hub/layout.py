@@ -23,6 +23,8 @@ METADATA_FILE = "metadata.json"
 SIGNATURE_FILE = "metadata.json.sigstore"
 CARD_FILE = "README.md"
 
+_LARGE_FILE_ID_LENGTH = 64
+
 
 def check_relative_path(path: str) -> str:
     """Returns `path` if it is a plain relative POSIX path; raises ValueError if it could leave its folder.
@@ -47,12 +49,26 @@ def digest(content: bytes, algorithm: str) -> str:
     return base64.b64encode(hashlib.new(algorithm, content).digest()).decode("ascii")
 
 
-def list_files(folder: Path, error: type[TpuKernelsError]) -> dict[str, Path]:
+def git_id(content: bytes, like: str) -> str:
+    """The name of `content` in a commit, of the kind that `like` is: git's own, or that of a large file.
+
+    Example:
+        >>> git_id(b"hello world", "0" * 40)
+        '95d09f2b10159347eece71399a7e2e907ea3df4f'
+    """
+    if len(like) == _LARGE_FILE_ID_LENGTH:
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def list_files(
+    folder: Path, error: type[TpuKernelsError], *, links_into: Path | None = None
+) -> dict[str, Path]:
     """Every regular file below `folder` by its relative POSIX path, in sorted order.
 
-    Raises `error` for a symbolic link or a special file, whatever it points to. `__pycache__` folders are
-    left out: Python and pip write them beside installed files, and this library never runs anything from
-    them.
+    Raises `error` for a symbolic link or a special file, whatever it points to; where `links_into` is a
+    folder, a link to a regular file in there is taken for the file. `__pycache__` folders are left out:
+    Python and pip write them beside installed files, and this library never runs anything from them.
     """
     files: dict[str, Path] = {}
     pending = [folder]
@@ -61,7 +77,7 @@ def list_files(folder: Path, error: type[TpuKernelsError]) -> dict[str, Path]:
         with os.scandir(current) as entries:
             for entry in entries:
                 path = Path(entry.path)
-                if entry.is_symlink():
+                if entry.is_symlink() and not _leads_into(path, links_into):
                     raise error(f"{path} is a symbolic link; a kernel holds regular files only")
                 if entry.is_dir():
                     if entry.name != "__pycache__":
@@ -71,3 +87,8 @@ def list_files(folder: Path, error: type[TpuKernelsError]) -> dict[str, Path]:
                 else:
                     raise error(f"{path} is no regular file; a kernel holds regular files only")
     return dict(sorted(files.items()))
+
+
+def _leads_into(link: Path, folder: Path | None) -> bool:
+    target = link.resolve()
+    return folder is not None and target.is_file() and target.is_relative_to(folder.resolve())

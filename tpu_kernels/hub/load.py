@@ -26,7 +26,10 @@ from .verify import VerifiedBuild, verify
 
 @dataclass(frozen=True, eq=False)
 class LoadedKernel:
-    """A kernel that is loaded in this process. `repo_id` is None for one that was named by its folder."""
+    """A kernel that is loaded in this process. `repo_id` is None for one that was named by its folder.
+
+    `path` is its variant folder on this machine, `address` where that came from.
+    """
 
     repo_id: str | None
     version: int
@@ -34,6 +37,7 @@ class LoadedKernel:
     path: Path
     metadata: Metadata
     module: ModuleType
+    address: str
 
 
 _loaded: dict[str, LoadedKernel] = {}
@@ -46,6 +50,7 @@ def load(build: ResolvedBuild) -> LoadedKernel:
     Raises:
         VerificationError: A file is not the one its digest promises; nothing was run.
         IncompatibleKernelError: Its module id is taken by something else.
+        SourceUnavailableError: Its files are not here and cannot be fetched.
     """
     kernel_id = build.metadata.id
     # One lock a build: kernels load side by side, and the same kernel loads once.
@@ -56,8 +61,8 @@ def load(build: ResolvedBuild) -> LoadedKernel:
             loaded = _loaded[kernel_id] = _import(verify(build))
         elif not _same_build(loaded, build):
             raise IncompatibleKernelError(
-                f"the kernel in {build.path} has the id {kernel_id!r} of another loaded kernel, the one in "
-                f"{loaded.path}; no two builds may share an id, "
+                f"the kernel in {build.address} has the id {kernel_id!r} of another loaded kernel, the one in "
+                f"{loaded.address}; no two builds may share an id, "
                 "build it again with: tpu-kernels build SOURCE --out DIR"
             )
         return loaded
@@ -75,8 +80,8 @@ def find_loaded(module: ModuleType) -> LoadedKernel | None:
 
 
 def _same_build(loaded: LoadedKernel, build: ResolvedBuild) -> bool:
-    # Equal metadata with digests means equal files; without digests only the folder tells builds apart.
-    same_files = build.metadata.digest is not None or loaded.path == build.path
+    # Equal metadata with digests means equal files; without digests only the place tells builds apart.
+    same_files = build.metadata.digest is not None or loaded.address == build.address
     return same_files and loaded.metadata == build.metadata
 
 
@@ -101,10 +106,12 @@ def _import(build: VerifiedBuild) -> LoadedKernel:
             if name.partition(".")[0] == metadata.id:
                 del sys.modules[name]
         error.add_note(
-            f"while importing kernel {metadata.name!r}, version {metadata.version}, from {resolved.path}"
+            f"while importing kernel {metadata.name!r}, version {metadata.version}, from {build.path}"
         )
         raise
-    return LoadedKernel(resolved.repo_id, metadata.version, metadata.id, resolved.path, metadata, module)
+    return LoadedKernel(
+        resolved.repo_id, metadata.version, metadata.id, build.path, metadata, module, resolved.address
+    )
 
 
 class _VerifiedLoader(SourceFileLoader):
@@ -150,14 +157,14 @@ class _KernelFinder(MetaPathFinder):
             return _spec(fullname, build, f"{folder}.py")
         if any(source.startswith(f"{folder}/") for source in build.sources):
             namespace = ModuleSpec(fullname, None, is_package=True)
-            namespace.submodule_search_locations = [str(build.resolved.path / folder)]
+            namespace.submodule_search_locations = [str(build.path / folder)]
             return namespace
         # Other finders would look in the kernel's folder, where unverified files may lie.
         raise ModuleNotFoundError(f"the kernel has no module {fullname!r}", name=fullname)
 
 
 def _spec(fullname: str, build: VerifiedBuild, relative: str) -> ModuleSpec | None:
-    path = str(build.resolved.path / relative)
+    path = str(build.path / relative)
     loader = _VerifiedLoader(fullname, path, build.sources[relative])
     return importlib.util.spec_from_file_location(fullname, path, loader=loader)
 

@@ -86,6 +86,12 @@ class Digest(Model):
     files: Mapping[RelativePath, NonEmpty]
 
 
+class KernelDependency(Model):
+    """Another kernel that a kernel loads."""
+
+    repo_id: NonEmpty
+
+
 class Metadata(Model):
     """The parsed `metadata.json` of a build."""
 
@@ -94,6 +100,7 @@ class Metadata(Model):
     version: Annotated[int, Field(ge=0)]
     license: NonEmpty
     python_depends: Sequence[str]
+    kernel_depends: Sequence[KernelDependency] | None = None
     backend: Backend
     digest: Digest | None = None
     tpu: Tpu | None = None

@@ -13,6 +13,16 @@ _REPO_ID_LENGTH = 96
 _REVISION = re.compile(r"[A-Za-z0-9_]+(?:(?:-+|[.+/])[A-Za-z0-9_]+)*")
 
 
+def is_repo_id(value: object) -> bool:
+    """Whether `value` has the form `org/name`.
+
+    Example:
+        >>> is_repo_id("tpu-kernels/ragged-dot"), is_repo_id("ragged-dot")
+        (True, False)
+    """
+    return isinstance(value, str) and len(value) <= _REPO_ID_LENGTH and bool(_REPO_ID.fullmatch(value))
+
+
 def check_repo_id(repo_id: str) -> str:
     """Returns `repo_id` if it has the form `org/name`.
 
@@ -23,7 +33,7 @@ def check_repo_id(repo_id: str) -> str:
         >>> check_repo_id("tpu-kernels/ragged-dot")
         'tpu-kernels/ragged-dot'
     """
-    if not isinstance(repo_id, str) or len(repo_id) > _REPO_ID_LENGTH or not _REPO_ID.fullmatch(repo_id):
+    if not is_repo_id(repo_id):
         raise InvalidReferenceError(
             f"{repo_id!r} names no kernel: write 'org/name', such as 'tpu-kernels/ragged-dot', in letters, "
             f"digits and '_' with single '-' or '.' between them, at most {_REPO_ID_LENGTH} characters"

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import (
     IncompatibleKernelError,
     InvalidMetadataError,
     KernelNotFoundError,
+    SourceUnavailableError,
     TpuKernelsError,
 )
 from .layout import METADATA_FILE
 from .metadata import Metadata, parse_json
 from .reference import Reference
 from .requirements import unmet_requirements
-from .sources import Candidate, Source, local_variant, read_metadata_file
+from .sources import Candidate, Files, Source, local_variant, read_metadata_file
 
 
 @dataclass(frozen=True, eq=False)
 class ResolvedBuild:
-    """The build that was chosen. Its metadata is read; its files are not verified yet.
+    """The build that was chosen. Its metadata is read; its other files are neither here nor verified yet.
 
-    `repo_id` is None for a build that was named by its folder. `digests_required` says whether a build
-    without digests is refused.
+    `repo_id` is None for a build that was named by its folder. `address` is that of its variant folder, and
+    `fetch` brings the folder to this machine.
     """
 
     repo_id: str | None
-    path: Path
+    address: str
     metadata: Metadata
-    digests_required: bool
+    fetch: Callable[[], Files]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Decision:
 class Explanation:
     """How a reference was resolved: the decisions in order, then the chosen build or the error.
 
-    `str()` gives it as text.
+    `str()` gives it as text, `as_dict()` as data.
     """
 
     reference: Reference
@@ -71,27 +73,59 @@ class Explanation:
 
     def __str__(self) -> str:
         if isinstance(self.outcome, ResolvedBuild):
-            outcome = f"chosen: {self.outcome.path}"
+            outcome = f"chosen: {self.outcome.address}"
         else:
             outcome = f"{type(self.outcome).__name__}: {self.outcome}"
         return "\n".join([str(self.reference), *(f"  {step}" for step in self.decisions), f"  {outcome}"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The explanation as values that JSON can hold.
+
+        Example:
+            >>> Explanation(Reference("a/b", 1), (), KernelNotFoundError("there is none")).as_dict()["error"]
+            {'kind': 'KernelNotFoundError', 'message': 'there is none'}
+        """
+        build, error = None, None
+        if isinstance(self.outcome, ResolvedBuild):
+            metadata = self.outcome.metadata
+            build = {
+                "repo-id": self.outcome.repo_id,
+                "version": metadata.version,
+                "id": metadata.id,
+                "address": self.outcome.address,
+            }
+        else:
+            error = {"kind": type(self.outcome).__name__, "message": str(self.outcome)}
+        return {
+            "reference": {
+                "repo-id": self.reference.repo_id,
+                "version": self.reference.version,
+                "revision": self.reference.revision,
+            },
+            "decisions": [asdict(decision) for decision in self.decisions],
+            "build": build,
+            "error": error,
+        }
 
 
 def resolve(reference: Reference, sources: Sequence[Source]) -> Explanation:
     """Finds the build for `reference`: the newest that runs here, of the first source that has one.
 
     It does not raise: the explanation holds the error. A build whose metadata is broken or tampered with
-    ends the search, for an older build in its place would hide that.
+    ends the search, for an older build in its place would hide that; so does one that is not trusted. A
+    source that cannot be reached is passed over: that is what the sources after it are for.
     """
     decisions: list[Decision] = []
     incompatible: list[IncompatibleKernelError] = []
+    unavailable: list[SourceUnavailableError] = []
+    asked: list[Source] = []
     for source in sources:
         try:
             candidates = source.find(reference)
             if not candidates:
                 decisions.append(Decision(source.name, reference.repo_id, False, "no matching version"))
             for candidate in candidates:
-                subject = f"{candidate.repo_id} v{candidate.version}"
+                subject = str(candidate)
                 try:
                     build = _inspect(source, candidate)
                 except IncompatibleKernelError as error:
@@ -100,10 +134,21 @@ def resolve(reference: Reference, sources: Sequence[Source]) -> Explanation:
                 else:
                     decisions.append(Decision(source.name, subject, True, _why(reference, candidate)))
                     return Explanation(reference, tuple(decisions), build)
+            asked.append(source)
+        except SourceUnavailableError as error:
+            decisions.append(Decision(source.name, reference.repo_id, False, str(error)))
+            unavailable.append(error)
         except TpuKernelsError as error:
             decisions.append(Decision(source.name, reference.repo_id, False, str(error)))
             return Explanation(reference, tuple(decisions), error)
-    failure = incompatible[0] if incompatible else _not_found(reference, sources)
+    failure: TpuKernelsError
+    if incompatible:
+        failure = incompatible[0]
+    elif unavailable:
+        failure = SourceUnavailableError("; ".join(map(str, [*unavailable, *_hints(reference, asked)])))
+        failure.__cause__ = unavailable[0]
+    else:
+        failure = _not_found(reference, asked)
     return Explanation(reference, tuple(decisions), failure)
 
 
@@ -119,24 +164,33 @@ def resolve_local(path: Path) -> ResolvedBuild:
     variant = local_variant(path)
     metadata = parse_json(Metadata, read_metadata_file(variant), str(variant / METADATA_FILE))
     _check_compatible(f"the kernel in {variant}", metadata)
-    return ResolvedBuild(None, variant, metadata, digests_required=False)
+    return ResolvedBuild(None, str(variant), metadata, lambda: Files(variant, digests_required=False))
 
 
 def _inspect(source: Source, candidate: Candidate) -> ResolvedBuild:
-    origin = f"{candidate.repo_id} v{candidate.version} ({source.name}): {METADATA_FILE}"
+    origin = f"{candidate} ({source.name}): {METADATA_FILE}"
     metadata = parse_json(Metadata, source.read_metadata(candidate), origin)
-    if metadata.version != candidate.version:
+    if candidate.version not in (None, metadata.version):
         raise InvalidMetadataError(
             f"{origin}: version: it says {metadata.version} where version {candidate.version} was released"
         )
-    _check_compatible(f"{candidate.repo_id} v{candidate.version}", metadata)
-    return ResolvedBuild(candidate.repo_id, source.fetch(candidate), metadata, digests_required=True)
+    _check_compatible(str(candidate), metadata)
+    return ResolvedBuild(
+        candidate.repo_id, candidate.address, metadata, lambda: source.files(candidate, metadata)
+    )
 
 
 def _check_compatible(subject: str, metadata: Metadata) -> None:
     if metadata.backend.type != "tpu":
         raise IncompatibleKernelError(
             f"{subject} is built for {metadata.backend.type!r}, not for 'tpu'; "
+            "load it with the kernels package"
+        )
+    if metadata.kernel_depends:
+        # Its own loading of them would go past this library's sources, verification and trust.
+        others = ", ".join(dependency.repo_id for dependency in metadata.kernel_depends)
+        raise IncompatibleKernelError(
+            f"{subject} depends on other kernels ({others}), which this release does not resolve; "
             "load it with the kernels package"
         )
     unmet = unmet_requirements(metadata.tpu.requires if metadata.tpu else {})
@@ -147,7 +201,12 @@ def _check_compatible(subject: str, metadata: Metadata) -> None:
 
 
 def _why(reference: Reference, candidate: Candidate) -> str:
-    reason = "the version asked for" if reference.pinned else "the newest version that runs here"
+    if reference.revision is not None:
+        reason = "the revision asked for"
+    else:
+        reason = "the version asked for" if reference.pinned else "the newest version that runs here"
+    if candidate.reason:
+        reason = f"{reason}; {candidate.reason}" if candidate.version is not None else candidate.reason
     if candidate.repo_id != reference.repo_id:
         reason += f"; {reference.repo_id} is another name for {candidate.repo_id}"
     return reason
@@ -155,15 +214,24 @@ def _why(reference: Reference, candidate: Candidate) -> str:
 
 def _not_found(reference: Reference, sources: Sequence[Source]) -> KernelNotFoundError:
     looked = ", ".join(source.name for source in sources)
-    versions = sorted({version for source in sources for version in source.versions(reference.repo_id)})
-    if versions:
-        return KernelNotFoundError(
-            f"there is no {reference} (looked in: {looked}); there is version "
-            f"{', '.join(map(str, versions))}: use version={versions[-1]}"
-        )
+    versions = _versions(reference, sources)
+    subject = str(reference) if versions else f"kernel {reference.repo_id!r}"
+    hints = _hints(reference, sources) or ["there is: none"]
+    return KernelNotFoundError(f"there is no {subject} (looked in: {looked}); {hints[0]}")
+
+
+def _hints(reference: Reference, sources: Sequence[Source]) -> list[str]:
+    """What the sources have instead, as at most one phrase."""
+    if versions := _versions(reference, sources):
+        return [f"there is version {', '.join(map(str, versions))}: use version={versions[-1]}"]
     known = sorted({repo_id for source in sources for repo_id in source.repo_ids()})
     name = reference.repo_id.partition("/")[2]
     close = [repo_id for repo_id in known if repo_id.partition("/")[2] == name]
     close = close or difflib.get_close_matches(reference.repo_id, known)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there is: {', '.join(known) or 'none'}"
-    return KernelNotFoundError(f"there is no kernel {reference.repo_id!r} (looked in: {looked}); {hint}")
+    if close:
+        return [f"did you mean {' or '.join(close)}?"]
+    return [f"there is: {', '.join(known)}"] if known else []
+
+
+def _versions(reference: Reference, sources: Sequence[Source]) -> list[int]:
+    return sorted({version for source in sources for version in source.versions(reference.repo_id)})

@@ -1,7 +1,7 @@
 """Sources: where kernels come from.
 
-`resolve` asks the sources of `default_sources` in order. A new kind of source is one class with the
-methods of `Source`, and its place in that list.
+`resolve` asks the sources of `configured_sources` in order. A new kind of source is one class with the
+methods of `Source`, and its place in `configuration`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from ..errors import KernelNotFoundError, VerificationError
 from .layout import METADATA_FILE, VARIANT
-from .metadata import Index, parse_json
+from .metadata import Index, Metadata, parse_json
 from .reference import Reference
 
 INDEX_FILE = "index.json"
@@ -27,12 +28,35 @@ _VERSION_BRANCH = re.compile(r"v([1-9][0-9]*)")
 class Candidate:
     """A build that a source offers for a reference. Nothing of it has been read yet.
 
-    `location` is the source's own name for the place: a folder, a commit.
+    `version` is None where only the build itself says which version it is. `location` is the source's own
+    name for the place: a folder, a commit; `address` is that of the variant folder, for readers. `reason`
+    says why the source offers the build, where there is more to say than the reference does.
     """
 
     repo_id: str
-    version: int
+    version: int | None
     location: str
+    address: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.repo_id} v{self.version}" if self.version is not None else self.repo_id
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """The files of a build on this machine, and what they have to agree with before they may run.
+
+    `digests_required` says whether a build whose metadata lists no digests is refused. `git_ids` are the
+    names that the files have in the commit they come from. Where `links_into` is a folder, a file may be a
+    link to a regular file in it. `remedy` is what to do when the files are not the right ones.
+    """
+
+    path: Path
+    digests_required: bool = True
+    git_ids: Mapping[str, str] | None = None
+    links_into: Path | None = None
+    remedy: str = "install or build it again"
 
 
 class Source(Protocol):
@@ -49,37 +73,27 @@ class Source(Protocol):
         """The versions it has of a kernel, newest first; empty where it does not know the kernel."""
 
     def find(self, reference: Reference) -> list[Candidate]:
-        """The builds that match `reference`, newest first; empty where none does."""
+        """The builds that match `reference`, newest first; empty where none does.
+
+        Raises:
+            UntrustedKernelError: There are some, of a publisher that is not trusted.
+            SourceUnavailableError: It cannot be asked.
+        """
 
     def read_metadata(self, candidate: Candidate) -> bytes:
-        """The `metadata.json` of a build, as the source vouches for it."""
+        """The `metadata.json` of a build, as the source vouches for it. No other file is touched."""
 
-    def fetch(self, candidate: Candidate) -> Path:
-        """The variant folder of a build, on this machine."""
+    def files(self, candidate: Candidate, metadata: Metadata) -> Files:
+        """The variant folder of a build, on this machine; what is not here yet is downloaded."""
 
 
-@dataclass(frozen=True)
-class RegistrySource:
-    """A folder of built kernels with an index, such as the registry that ships with this package."""
-
-    root: Path
-
-    @property
-    def name(self) -> str:
-        return "registry"
+class IndexedSource:
+    """A source that knows its builds from an index, which promises the `metadata.json` of each."""
 
     @functools.cached_property
     def index(self) -> Index:
-        """The registry's index, read once."""
-        path = self.root / INDEX_FILE
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise KernelNotFoundError(
-                f"the kernel registry cannot be read: {error}; reinstall tpu-kernels, "
-                "or in a source checkout run: tpu-kernels build kernels_src --registry registry"
-            ) from error
-        return parse_json(Index, content, str(path))
+        """The index, read once."""
+        raise NotImplementedError
 
     def repo_ids(self) -> list[str]:
         return sorted([*self.index.kernels, *self.index.aliases])
@@ -93,33 +107,127 @@ class RegistrySource:
         if reference.version is not None:
             versions = [version for version in versions if version == reference.version]
         elif reference.revision is not None:
-            # On the Hub a version is the branch vN; the registry holds released versions and nothing else.
-            branch = _VERSION_BRANCH.fullmatch(reference.revision)
-            versions = [version for version in versions if branch and version == int(branch[1])]
+            # On the Hub a version is the branch vN; an index holds released versions and nothing else.
+            branch = version_of_branch(reference.revision)
+            versions = [version for version in versions if version == branch]
         repo_id = self._canonical(reference.repo_id)
         entries = self.index.kernels.get(repo_id, {})
-        return [Candidate(repo_id, version, entries[str(version)].path) for version in versions]
+        return [
+            Candidate(repo_id, version, path, self.address(path))
+            for version in versions
+            for path in [entries[str(version)].path]
+        ]
 
-    def read_metadata(self, candidate: Candidate) -> bytes:
-        folder = self.fetch(candidate)
-        content = read_metadata_file(folder)
-        expected = self.index.kernels[candidate.repo_id][str(candidate.version)].metadata_sha256
+    def address(self, location: str) -> str:
+        """Where the variant folder of a location is, for readers."""
+        raise NotImplementedError
+
+    def check_metadata(self, candidate: Candidate, content: bytes, remedy: str) -> bytes:
+        """Returns `content` if it is the `metadata.json` that the index promises; raises if it is not."""
+        expected = self.promised(candidate)
         found = hashlib.sha256(content).hexdigest()
         if found != expected:
             raise VerificationError(
-                f"{folder / METADATA_FILE} is not the one that the registry's index promises: its SHA-256 is "
-                f"{found}, not {expected}; nothing of the kernel was run, reinstall tpu-kernels"
+                f"{candidate.address}/{METADATA_FILE} is not the one that the registry's index promises: its "
+                f"SHA-256 is {found}, not {expected}; nothing of the kernel was run, {remedy}"
             )
         return content
 
-    def fetch(self, candidate: Candidate) -> Path:
-        path = (self.root / candidate.location / "build" / VARIANT).resolve()
-        if not path.is_relative_to(self.root.resolve()):
-            raise VerificationError(f"{self.root / candidate.location} leads out of the registry {self.root}")
-        return path
+    def promised(self, candidate: Candidate) -> str:
+        """The SHA-256 (hex) of a build's `metadata.json` by the index."""
+        return self.index.kernels[candidate.repo_id][str(candidate.version)].metadata_sha256
 
     def _canonical(self, repo_id: str) -> str:
         return self.index.aliases.get(repo_id, repo_id)
+
+
+@dataclass(frozen=True)
+class RegistrySource(IndexedSource):
+    """A folder of built kernels with an index, such as the registry that ships with this package.
+
+    Its kernels are trusted: it came with this package, or the user named it.
+    """
+
+    root: Path
+    name: str = "registry"
+
+    @functools.cached_property
+    def index(self) -> Index:
+        path = self.root / INDEX_FILE
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise KernelNotFoundError(
+                f"the kernel registry cannot be read: {error}; {self._remedy}, "
+                "or in a source checkout run: tpu-kernels build kernels_src --registry registry"
+            ) from error
+        return parse_json(Index, content, str(path))
+
+    def address(self, location: str) -> str:
+        return str(self.root / location / "build" / VARIANT)
+
+    def read_metadata(self, candidate: Candidate) -> bytes:
+        return self.check_metadata(candidate, read_metadata_file(self.fetch(candidate)), self._remedy)
+
+    def files(self, candidate: Candidate, metadata: Metadata) -> Files:
+        return Files(self.fetch(candidate))
+
+    def fetch(self, candidate: Candidate) -> Path:
+        """The variant folder of a build.
+
+        Raises:
+            VerificationError: It lies outside of the registry.
+        """
+        path = Path(candidate.address).resolve()
+        if not path.is_relative_to(self.root.resolve()):
+            raise VerificationError(f"{candidate.address} leads out of the registry {self.root}")
+        return path
+
+    @property
+    def _remedy(self) -> str:
+        return "reinstall tpu-kernels" if self.name == "registry" else f"build {self.root} again"
+
+
+@dataclass(frozen=True)
+class LocalSource:
+    """Builds in folders that the user named for repositories, as `LOCAL_KERNELS` does.
+
+    The folder is taken for any version, as stock `kernels` does: whoever works on a kernel wants to run
+    what is there, not to raise its version first.
+    """
+
+    folders: tuple[tuple[str, Path], ...]
+    name: str = "local"
+
+    def repo_ids(self) -> list[str]:
+        return [repo_id for repo_id, _ in self.folders]
+
+    def versions(self, repo_id: str) -> list[int]:
+        return []
+
+    def find(self, reference: Reference) -> list[Candidate]:
+        return [
+            Candidate(repo_id, None, str(folder), str(local_variant(folder)), "LOCAL_KERNELS names it")
+            for repo_id, folder in self.folders
+            if repo_id == reference.repo_id
+        ]
+
+    def read_metadata(self, candidate: Candidate) -> bytes:
+        return read_metadata_file(Path(candidate.address))
+
+    def files(self, candidate: Candidate, metadata: Metadata) -> Files:
+        return Files(Path(candidate.address), digests_required=False)
+
+
+def version_of_branch(name: str) -> int | None:
+    """The version that a branch holds, None for one that holds no version.
+
+    Example:
+        >>> version_of_branch("v2"), version_of_branch("main")
+        (2, None)
+    """
+    branch = _VERSION_BRANCH.fullmatch(name)
+    return int(branch[1]) if branch else None
 
 
 def registry_root() -> Path:
@@ -127,12 +235,6 @@ def registry_root() -> Path:
     package = Path(__file__).resolve().parents[1]
     installed = package / "_registry"
     return installed if installed.is_dir() else package.parent / "registry"
-
-
-@functools.cache
-def default_sources() -> tuple[Source, ...]:
-    """The sources that `get_kernel` asks, in order."""
-    return (RegistrySource(registry_root()),)
 
 
 def read_metadata_file(variant: Path) -> bytes:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import VerificationError
-from .layout import METADATA_FILE, SIGNATURE_FILE, digest, list_files
+from .layout import METADATA_FILE, SIGNATURE_FILE, digest, git_id, list_files
 from .metadata import Metadata
 from .resolve import ResolvedBuild
+from .sources import Files
 
 _UNDIGESTED = (METADATA_FILE, SIGNATURE_FILE)
 
@@ -22,20 +23,23 @@ class VerifiedBuild:
     """
 
     resolved: ResolvedBuild
+    path: Path
     sources: Mapping[str, bytes]
 
 
 def verify(build: ResolvedBuild) -> VerifiedBuild:
-    """Reads every file of `build` once and checks it.
+    """Fetches the files of `build`, reads every one once and checks it.
 
     Raises:
         VerificationError: A file is missing, changed, not listed, or no regular file; nothing was run.
+        SourceUnavailableError: The files are not here and cannot be fetched.
     """
-    contents = verify_files(build.path, build.metadata, digests_required=build.digests_required)
+    files = build.fetch()
+    contents = _read_verified(files, build.metadata)
     sources = {path: content for path, content in contents.items() if path.endswith(".py")}
     if "__init__.py" not in sources:
-        raise VerificationError(f"{build.path} has no __init__.py; it is no complete kernel build")
-    return VerifiedBuild(build, sources)
+        raise VerificationError(f"{files.path} has no __init__.py; it is no complete kernel build")
+    return VerifiedBuild(build, files.path, sources)
 
 
 def verify_files(folder: Path, metadata: Metadata, *, digests_required: bool = True) -> dict[str, bytes]:
@@ -44,34 +48,47 @@ def verify_files(folder: Path, metadata: Metadata, *, digests_required: bool = T
     Raises:
         VerificationError: They differ, or there are no digests and they are required.
     """
-    try:
-        contents = {
-            path: file.read_bytes()
-            for path, file in list_files(folder, VerificationError).items()
-            if path not in _UNDIGESTED
-        }
-    except OSError as error:
-        raise VerificationError(f"the kernel in {folder} cannot be read: {error}") from error
+    return _read_verified(Files(folder, digests_required), metadata)
+
+
+def _read_verified(files: Files, metadata: Metadata) -> dict[str, bytes]:
+    contents = _read(files)
+    if files.git_ids is not None:
+        _compare(files, contents, files.git_ids, "commit", git_id)
+    digested = {path: content for path, content in contents.items() if path not in _UNDIGESTED}
     if metadata.digest is not None:
-        _compare(folder, contents, metadata.digest.algorithm, metadata.digest.files)
-    elif digests_required:
-        raise VerificationError(f"{folder / METADATA_FILE} lists no digests to verify the kernel by")
-    return contents
+        algorithm = metadata.digest.algorithm
+        _compare(files, digested, metadata.digest.files, METADATA_FILE, lambda c, _: digest(c, algorithm))
+    elif files.digests_required:
+        raise VerificationError(f"{files.path / METADATA_FILE} lists no digests to verify the kernel by")
+    return digested
+
+
+def _read(files: Files) -> dict[str, bytes]:
+    try:
+        listed = list_files(files.path, VerificationError, links_into=files.links_into)
+        return {path: file.read_bytes() for path, file in listed.items()}
+    except OSError as error:
+        raise VerificationError(f"the kernel in {files.path} cannot be read: {error}") from error
 
 
 def _compare(
-    folder: Path, contents: Mapping[str, bytes], algorithm: str, expected: Mapping[str, str]
+    files: Files,
+    contents: Mapping[str, bytes],
+    expected: Mapping[str, str],
+    lister: str,
+    identify: Callable[[bytes, str], str],
 ) -> None:
     missing = [f"missing: {path}" for path in sorted(expected.keys() - contents.keys())]
     unlisted = [f"not listed: {path}" for path in sorted(contents.keys() - expected.keys())]
     changed = [
         f"changed: {path}"
         for path in sorted(expected.keys() & contents.keys())
-        if digest(contents[path], algorithm) != expected[path]
+        if identify(contents[path], expected[path]) != expected[path]
     ]
     if violations := [*missing, *changed, *unlisted]:
         raise VerificationError(
-            f"the files in {folder} are not the ones its {METADATA_FILE} lists:\n  "
+            f"the files in {files.path} are not the ones its {lister} lists:\n  "
             + "\n  ".join(violations)
-            + "\nnothing of the kernel was run; install or build it again"
+            + f"\nnothing of the kernel was run; {files.remedy}"
         )

@@ -1,0 +1,221 @@
+"""The Hub as a source: versions are branches `vN`, and what was fetched once is served by the cache.
+
+What each step costs: a kernel that is not here yet one request for its refs, one for its publisher, and its
+files; one that is here, the request for its refs; where requests are forbidden or fail, none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import IncompatibleKernelError, SourceUnavailableError, VerificationError
+from ..log import warn_once
+from .cache import COMMIT, HubCache
+from .client import HubClient
+from .layout import METADATA_FILE, VARIANT
+from .metadata import Metadata
+from .reference import Reference
+from .sources import Candidate, Files, version_of_branch
+from .trust import Trust, untrusted
+
+_FOLDER = f"build/{VARIANT}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Refs:
+    """The branches and tags of a repository; `reached` is False where they are those of the cache."""
+
+    commits: Mapping[str, str]
+    reached: bool
+
+
+class HubSource:
+    """The kernels of a Hub, for one call.
+
+    What the Hub says about a repository is asked once; the next call makes a source of its own. Two sources
+    are equal when they trust the same and have the same Hub and cache: then one finds what the other would.
+    `endpoint` is the address of the Hub and `cache` the folder of the cache, None for those of
+    huggingface_hub.
+    """
+
+    def __init__(
+        self,
+        trust: Trust,
+        endpoint: str | None = None,
+        cache: str | None = None,
+        user_agent: str | None = None,
+    ) -> None:
+        self.trust = trust
+        self._endpoint = endpoint
+        self._cache_folder = cache
+        self._user_agent = user_agent
+        self._asked: dict[str, _Refs] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HubSource) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        return (self.trust, self._endpoint, self._cache_folder)
+
+    @property
+    def name(self) -> str:
+        return "hub offline" if self._client.offline else "hub"
+
+    def repo_ids(self) -> list[str]:
+        return []
+
+    def versions(self, repo_id: str) -> list[int]:
+        refs = self._refs(repo_id).commits
+        found = {version for name in refs if (version := version_of_branch(name)) is not None}
+        return sorted(found, reverse=True)
+
+    def find(self, reference: Reference) -> list[Candidate]:
+        repo_id = reference.repo_id
+        targets = self._targets(reference)
+        if not targets:
+            return []
+        reason = self._why_trusted(repo_id, targets[0][2])
+        if reference.version is not None:
+            self._tell_of_newer(repo_id, reference.version)
+        if not self._reachable(repo_id):
+            reason += "; from the cache"
+        return [
+            Candidate(repo_id, version, f"{ref}@{commit}", self._address(repo_id, commit), reason)
+            for version, ref, commit in targets
+        ]
+
+    def read_metadata(self, candidate: Candidate) -> bytes:
+        repo_id, commit = candidate.repo_id, _commit(candidate)
+        path = self._client.file(repo_id, commit, f"{_FOLDER}/{METADATA_FILE}")
+        if path is None:
+            variants = self._client.subfolders(repo_id, commit, "build")
+            raise IncompatibleKernelError(
+                f"{candidate} has no build for TPUs ({_FOLDER}); it has builds for: "
+                f"{', '.join(variants) or 'nothing'}"
+            )
+        if not path.resolve().is_relative_to(self._cache.root.resolve()):
+            raise VerificationError(f"{path} leads out of the cache {self._cache.root}; delete it")
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise VerificationError(f"{path} cannot be read: {error}") from error
+
+    def files(self, candidate: Candidate, metadata: Metadata) -> Files:
+        repo_id, commit = candidate.repo_id, _commit(candidate)
+        path = self._cache.snapshot(repo_id, commit) / _FOLDER
+        known = self._client.listing(repo_id, commit, _FOLDER)
+        was_here = known is not None and all((path / name).exists() for name in known)
+        self._client.folder(repo_id, commit, _FOLDER, local=not self._reachable(repo_id))
+        git_ids = self._client.listing(repo_id, commit, _FOLDER)
+        # huggingface_hub gives back what there is when it can get no listing: perhaps the metadata alone.
+        expected = git_ids if git_ids is not None else metadata.digest.files if metadata.digest else {}
+        if absent := [name for name in expected if not (path / name).exists()]:
+            raise SourceUnavailableError(
+                f"{candidate} is in the cache in part only, without {', '.join(sorted(absent))}, and the Hub "
+                f"({self._client.endpoint}) cannot be asked for the rest; load it once while it can"
+            )
+        # What the network damaged is dropped, so that the next load fetches it. What was here and is not right
+        # any more is left as it is: somebody changed it, and the verification says so.
+        if not was_here and (damaged := self._cache.drop_damaged(path, git_ids or {})):
+            raise SourceUnavailableError(f"{candidate} arrived damaged: {', '.join(damaged)}; load it again")
+        if ref := candidate.location.rpartition("@")[0]:
+            self._cache.write_ref(repo_id, ref, commit)
+        return Files(
+            path,
+            # The listing of the commit, which is what a version was resolved to, vouches for files as well.
+            digests_required=git_ids is None,
+            git_ids=git_ids,
+            # A snapshot consists of links into the cache's blobs. They are followed, rather than copied to
+            # files of their own, so that each file exists once and is shared with stock `kernels`; nowhere
+            # else may they lead. The whole cache is allowed for, since a blob may itself be a link into the
+            # store that the repositories of a cache share. What they lead to is hashed like any file.
+            links_into=self._cache.root,
+            remedy=f"to download it again, delete {path.parents[3]}",
+        )
+
+    @functools.cached_property
+    def _cache(self) -> HubCache:
+        from huggingface_hub import constants
+
+        return HubCache(Path(self._cache_folder or constants.HF_HUB_CACHE).expanduser())
+
+    @functools.cached_property
+    def _client(self) -> HubClient:
+        return HubClient(self._cache.root, self._endpoint, self._user_agent)
+
+    def _targets(self, reference: Reference) -> list[tuple[int | None, str, str]]:
+        """Version, ref and commit of each build that matches."""
+        repo_id, revision = reference.repo_id, reference.revision
+        if revision is not None and COMMIT.fullmatch(revision):
+            return [(None, "", revision)]
+        refs = self._refs(repo_id)
+        if revision is not None:
+            commit = refs.commits.get(revision)
+            if commit is None and refs.reached:
+                commit = self._client.commit(repo_id, revision, patient=True)
+            return [(version_of_branch(revision), revision, commit)] if commit is not None else []
+        versions = self.versions(repo_id) if reference.version is None else [reference.version]
+        named = [(version, f"v{version}") for version in versions]
+        return [(version, ref, refs.commits[ref]) for version, ref in named if ref in refs.commits]
+
+    def _refs(self, repo_id: str) -> _Refs:
+        if repo_id not in self._asked:
+            self._asked[repo_id] = self._ask_for_refs(repo_id)
+        return self._asked[repo_id]
+
+    def _ask_for_refs(self, repo_id: str) -> _Refs:
+        cached = self._cache.refs(repo_id)
+        if self._client.offline:
+            return _Refs(cached, reached=False)
+        try:
+            # With a copy at hand there is no point in waiting for a busy Hub.
+            return _Refs(self._client.refs(repo_id, patient=not cached) or {}, reached=True)
+        except SourceUnavailableError as error:
+            if not cached:
+                raise SourceUnavailableError(f"{error}; the cache has no copy of it") from error
+            warn_once(f"{error}; the cache serves {repo_id} as it was last fetched")
+            return _Refs(cached, reached=False)
+
+    def _reachable(self, repo_id: str) -> bool:
+        """Whether asking the Hub is allowed and has not failed before in this call."""
+        refs = self._asked.get(repo_id)
+        return not self._client.offline and (refs is None or refs.reached)
+
+    def _why_trusted(self, repo_id: str, commit: str) -> str:
+        """Who vouches for a repository; raises UntrustedKernelError where nobody does."""
+        if reason := self.trust.reason(repo_id):
+            return reason
+        organisation = repo_id.partition("/")[0]
+        endpoint = self._client.endpoint
+        because = f"the Hub calls {organisation} a trusted publisher"
+        reachable = self._reachable(repo_id)
+        # The Hub is asked again for each new commit, so that what it no longer vouches for is not fetched.
+        if (not reachable or self._cache.has(repo_id, commit)) and self._cache.knows_publisher(
+            repo_id, endpoint
+        ):
+            return because
+        if not reachable:
+            raise untrusted(repo_id, f"the Hub ({endpoint}) cannot be asked whether it trusts {organisation}")
+        if not self._client.is_trusted_publisher(organisation):
+            raise untrusted(repo_id, f"the Hub ({endpoint}) does not call {organisation} a trusted publisher")
+        self._cache.remember_publisher(repo_id, endpoint)
+        return because
+
+    def _tell_of_newer(self, repo_id: str, version: int) -> None:
+        newest = self.versions(repo_id)[0]
+        if newest > version:
+            warn_once(f"{repo_id}: version {version} was asked for; there is a newer one: version={newest}")
+
+    def _address(self, repo_id: str, commit: str) -> str:
+        return f"{self._client.endpoint}/kernels/{repo_id}/tree/{commit}/{_FOLDER}"
+
+
+def _commit(candidate: Candidate) -> str:
+    return candidate.location.rpartition("@")[2]
