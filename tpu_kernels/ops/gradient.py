@@ -112,7 +112,7 @@ def _recorded(overload: Any, backward: Callable[..., Any], save: Callable[..., A
     These are the calls of a decode step, and torch's own way costs them as much as the kernel's dispatch.
     """
     recorded = make_autograd_impl(overload, Info(backward, save))
-    redispatch, below = overload.redispatch, torch._C._after_autograd_keyset
+    redispatch, below = overload._handle.redispatch_boxed, torch._C._after_autograd_keyset
     wanted, any_requires_grad = torch._C.is_grad_enabled, torch._C._any_requires_grad
 
     def call(keyset: Any, *args: Any, **kwargs: Any) -> Any:

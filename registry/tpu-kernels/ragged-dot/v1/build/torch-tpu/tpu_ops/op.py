@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch.compiler import is_dynamo_compiling
+
 from .gradient import add_gradient
 from .registration import Definition, define, implement, schema_signature
 
@@ -70,12 +72,16 @@ class Op:
         # torch forgets what a library holds when the library goes.
         self._library = define(definition, declaration.__module__)
         self._overload = implement(self._library, definition, self.paths)
+        # What calling the overload comes to, less one Python call; torch.compile traces the overload itself.
+        self._dispatch = self._overload._op
         self.name = f"{self._library.ns}::{definition.name}"
         if differentiable:
             add_gradient(self._library, definition, self._overload, differentiable, self.paths)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._overload(*args, **kwargs)
+        if is_dynamo_compiling():
+            return self._overload(*args, **kwargs)
+        return self._dispatch(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .dtypes import NARROWED, to_jax_dtype
 from .errors import InputError
 
 Arguments = Mapping[str, Any]
 # Runs one program on the tensors of a call, in the order in which they were given.
-Program = Callable[[list[torch.Tensor]], Any]
+Program = Callable[[list[Tensor]], Any]
 
 
 class Specialised:
@@ -33,10 +34,10 @@ class Specialised:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key: list[Any] = []
-        tensors: list[torch.Tensor] = []
+        tensors: list[Tensor] = []
         # Written out for what most arguments are; a call of a function for each would take a third more time.
         for value in args:
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 tensors.append(value)
                 key += (value.shape, value.dtype, value.device)
             else:
@@ -56,12 +57,12 @@ class Specialised:
         return program(tensors)
 
 
-def _collect(value: Any, key: list[Any], tensors: list[torch.Tensor]) -> None:
+def _collect(value: Any, key: list[Any], tensors: list[Tensor]) -> None:
     """Adds to `key` what specialises a program, and to `tensors` those in `value`.
 
     Static values stand there as they are: torch's schema has made each of its parameter's type.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         tensors.append(value)
         key += (value.shape, value.dtype, value.device)
     elif isinstance(value, (list, tuple)):
@@ -72,17 +73,17 @@ def _collect(value: Any, key: list[Any], tensors: list[torch.Tensor]) -> None:
         key.append(value)
 
 
-def tensors_of(arguments: Arguments) -> list[torch.Tensor]:
+def tensors_of(arguments: Arguments) -> list[Tensor]:
     """The tensors among `arguments`, in order; those in lists too."""
-    found: list[torch.Tensor] = []
+    found: list[Tensor] = []
     for value in arguments.values():
         _collect(value, [], found)
     return found
 
 
-def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """`value` with each tensor in it replaced by ``change(tensor)``."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (list, tuple)):
         return [map_tensors(item, change) for item in value]
@@ -92,7 +93,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 def meta_arguments(arguments: Arguments) -> dict[str, Any]:
     """`arguments` with tensors that have shapes only."""
 
-    def to_meta(tensor: torch.Tensor) -> torch.Tensor:
+    def to_meta(tensor: Tensor) -> Tensor:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
     return {name: map_tensors(value, to_meta) for name, value in arguments.items()}
@@ -107,9 +108,7 @@ def check_one_device(arguments: Arguments) -> None:
     devices = {tensor.device for tensor in tensors_of(arguments)}
     if len(devices) > 1:
         where = ", ".join(
-            f"{name} on {value.device}"
-            for name, value in arguments.items()
-            if isinstance(value, torch.Tensor)
+            f"{name} on {value.device}" for name, value in arguments.items() if isinstance(value, Tensor)
         )
         raise InputError(f"all tensors must be on one device, got {where}; move them with .to(device)")
 
