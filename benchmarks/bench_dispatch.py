@@ -2,10 +2,10 @@
 
     TPU_KERNELS_EMULATE=1 pytest benchmarks/bench_dispatch.py
 
-The factors in brackets are what holds on other machines: the absolute times are this host's. On an emulated device
-the minimum is the cleaner column, as the device computes on the same cores and makes medians bimodal. Only enqueueing is timed, in streams of a few calls: the device is drained between streams, since calls
-would else wait for an emulated device, which computes on the same cores; and not between calls, since the first one
-after a drain wakes the runtime's thread, which costs more than any dispatch.
+The factors in brackets are what holds on other machines: the absolute times are this host's. Only enqueueing is
+timed, in streams of a few calls. The device is drained between streams, since calls would else wait for it; and not
+between calls, since the first one after a drain wakes the runtime's thread, which costs more than any dispatch. On
+an emulated device the minimum is the cleaner column: the device computes on the same cores, and medians are bimodal.
 """
 
 from __future__ import annotations
