@@ -35,6 +35,10 @@ class SourceUnavailableError(TpuKernelsError, ConnectionError):
     """The Hub or a bucket cannot be reached, or refuses, and the cache has no copy."""
 
 
+class MirrorError(TpuKernelsError):
+    """A kernel could not be copied to a mirror. What the mirror served before, it still serves."""
+
+
 class ConfigurationError(TpuKernelsError, ValueError):
     """A setting, such as an environment variable, cannot be read."""
 

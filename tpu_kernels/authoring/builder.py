@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import BuildError
-from ..hub.layout import CARD_FILE, METADATA_FILE, VARIANT, digest
+from ..files import replace_folder
+from ..hub.layout import CARD_FILE, METADATA_FILE, VARIANT, digest, dump_json
 from ..hub.metadata import Metadata, parse_json
-from .files import replace_folder
 from .project import Config, read_package, read_project
 
 OPS_FOLDER = Path(__file__).resolve().parents[1] / "ops"
@@ -51,7 +50,7 @@ def build(source: str | Path, out: str | Path) -> BuiltKernel:
     """
     kernel = assemble(Path(source))
     _check_replaceable(Path(out))
-    replace_folder(Path(out), kernel.files)
+    replace_folder(Path(out), kernel.files, BuildError)
     return kernel
 
 
@@ -72,11 +71,6 @@ def assemble(source: Path) -> BuiltKernel:
         metadata=parse_json(Metadata, metadata, str(source / METADATA_FILE)),
         files=dict(sorted(files.items())),
     )
-
-
-def dump_json(data: dict[str, Any]) -> bytes:
-    """`data` as JSON, the one way it is written here."""
-    return (json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def _add(contents: dict[str, bytes], source: Path, package: str, files: dict[str, bytes]) -> None:

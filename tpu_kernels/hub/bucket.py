@@ -1,8 +1,8 @@
 """A registry in a bucket, or anywhere else that fsspec reaches: `gs://`, `s3://`, `memory://` and the like.
 
-Builds are kept on this machine under the SHA-256 of their `metadata.json`, which the index promises and
-which lists the digests of all other files. So a build that is here is the right one wherever it came from,
-and is never fetched again.
+Builds are kept on this machine under a name that stands for all of their files: the SHA-256 of what the index
+lists of them, or where it lists none, of their `metadata.json`, which lists the digests of all other files. So
+a build that is here is the right one wherever it came from, and is never fetched again.
 """
 
 from __future__ import annotations
@@ -10,15 +10,30 @@ from __future__ import annotations
 import contextlib
 import functools
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import KernelNotFoundError, SourceUnavailableError, VerificationError
-from .layout import METADATA_FILE, VARIANT
+from . import usage
+from .layout import CARD_FILE, METADATA_FILE, VARIANT, listing_digest
 from .metadata import Index, Metadata, parse_json
+from .resolve import ResolvedBuild
 from .sources import INDEX_FILE, Candidate, Files, IndexedSource, read_metadata_file
-from .verify import verify_files
+from .storage import Storage
+from .verify import verify
+
+
+def builds_folder() -> Path:
+    """Where builds from buckets are kept."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HOME) / "tpu-kernels" / "builds"
+
+
+def build_lock(name: str) -> Path:
+    """The lock of a kept build."""
+    return builds_folder().with_name("locks") / f"{name}.lock"
 
 
 @dataclass(frozen=True)
@@ -33,11 +48,11 @@ class BucketSource(IndexedSource):
 
     @functools.cached_property
     def index(self) -> Index:
-        content = self._read(INDEX_FILE)
+        content = self._storage.read(INDEX_FILE)
         if content is None:
             raise KernelNotFoundError(
                 f"{self.url} is no registry of kernels: there is no {INDEX_FILE} in it; make one with: "
-                "tpu-kernels build SOURCES --registry DIR, and copy it there"
+                "tpu-kernels mirror ORG/NAME --to {self.url}"
             )
         return parse_json(Index, content, f"{self.url}/{INDEX_FILE}")
 
@@ -49,16 +64,20 @@ class BucketSource(IndexedSource):
         if kept.is_dir():
             content = read_metadata_file(kept)
             return self.check_metadata(candidate, content, f"to download it again, delete {kept}")
-        fetched = self._read(f"{candidate.location}/build/{VARIANT}/{METADATA_FILE}")
+        fetched = self._storage.read(f"{candidate.location}/build/{VARIANT}/{METADATA_FILE}")
         if fetched is None:
             raise VerificationError(f"{candidate.address} has no {METADATA_FILE}, which the index promises")
         return self.check_metadata(candidate, fetched, "copy the registry again")
 
     def files(self, candidate: Candidate, metadata: Metadata) -> Files:
         folder = self._kept(candidate)
+        usage.hold(build_lock(folder.name))
         if not folder.is_dir():
             self._download(candidate, metadata, folder)
-        return Files(folder, remedy=f"to download it again, delete {folder}")
+        return self._files(candidate, folder)
+
+    def read_card(self, candidate: Candidate) -> bytes | None:
+        return self._storage.read(f"{candidate.location}/{CARD_FILE}")
 
     def _download(self, candidate: Candidate, metadata: Metadata, folder: Path) -> None:
         """Puts a build in `folder`: whole, verified, and all at once."""
@@ -69,14 +88,21 @@ class BucketSource(IndexedSource):
                 work = Path(temporary) / folder.name
                 work.mkdir()
                 (work / METADATA_FILE).write_bytes(content)
-                for path in metadata.digest.files if metadata.digest else ():
-                    data = self._read(f"{candidate.location}/build/{VARIANT}/{path}")
+                for path in self._listed(candidate, metadata):
+                    data = self._storage.read(f"{candidate.location}/build/{VARIANT}/{path}")
                     # What is missing is named by the verification, with all else that is wrong.
                     if data is not None:
                         target = work / path
                         target.parent.mkdir(parents=True, exist_ok=True)
                         target.write_bytes(data)
-                verify_files(work, metadata)
+                verify(
+                    ResolvedBuild(
+                        candidate.repo_id,
+                        candidate.address,
+                        metadata,
+                        lambda: self._files(candidate, work),
+                    )
+                )
                 # Another process may have been faster; its build is the same one.
                 with contextlib.suppress(OSError):
                     work.rename(folder)
@@ -87,29 +113,26 @@ class BucketSource(IndexedSource):
                 f"{candidate.address} was downloaded but not kept: {folder} is absent"
             )
 
-    def _kept(self, candidate: Candidate) -> Path:
-        from huggingface_hub import constants
+    def _files(self, candidate: Candidate, folder: Path) -> Files:
+        listed = self.entry(candidate).files
+        return Files(
+            folder,
+            digests_required=listed is None,
+            git_ids=listed,
+            remedy=f"to download it again, delete {folder}",
+        )
 
-        return Path(constants.HF_HOME) / "tpu-kernels" / "builds" / self.promised(candidate)
+    def _listed(self, candidate: Candidate, metadata: Metadata) -> Iterable[str]:
+        """The files to fetch beside `metadata.json`."""
+        listed = self.entry(candidate).files
+        if listed is not None:
+            return [path for path in listed if path != METADATA_FILE]
+        return metadata.digest.files if metadata.digest else ()
+
+    def _kept(self, candidate: Candidate) -> Path:
+        listed = self.entry(candidate).files
+        return builds_folder() / (listing_digest(listed) if listed else self.promised(candidate))
 
     @functools.cached_property
-    def _file_system(self) -> tuple[Any, str]:
-        import fsspec  # type: ignore[import-untyped]
-
-        try:
-            file_system, root = fsspec.core.url_to_fs(self.url)
-        except (ImportError, ValueError) as error:
-            raise SourceUnavailableError(f"{self.url} cannot be read: {error}") from error
-        return file_system, str(root).rstrip("/")
-
-    def _read(self, path: str) -> bytes | None:
-        """A file of the bucket, None where there is none."""
-        file_system, root = self._file_system
-        try:
-            return bytes(file_system.cat_file(f"{root}/{path}"))
-        except FileNotFoundError:
-            return None
-        except Exception as error:  # each file system raises errors of its own
-            raise SourceUnavailableError(
-                f"{self.url}/{path} cannot be read: {type(error).__name__}: {error}"
-            ) from error
+    def _storage(self) -> Storage:
+        return Storage(self.url)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from ..errors import IncompatibleKernelError, SourceUnavailableError, VerificationError
 from ..log import warn_once
+from . import usage
 from .cache import COMMIT, HubCache
 from .client import HubClient
-from .layout import METADATA_FILE, VARIANT
+from .layout import CARD_FILE, METADATA_FILE, VARIANT
 from .metadata import Metadata
 from .reference import Reference
 from .sources import Candidate, Files, version_of_branch
@@ -92,6 +93,10 @@ class HubSource:
         ]
 
     def read_metadata(self, candidate: Candidate) -> bytes:
+        with usage.shared(usage.repository_lock(self._cache.root, candidate.repo_id)):
+            return self._read_metadata(candidate)
+
+    def _read_metadata(self, candidate: Candidate) -> bytes:
         repo_id, commit = candidate.repo_id, _commit(candidate)
         path = self._client.file(repo_id, commit, f"{_FOLDER}/{METADATA_FILE}")
         if path is None:
@@ -108,6 +113,17 @@ class HubSource:
             raise VerificationError(f"{path} cannot be read: {error}") from error
 
     def files(self, candidate: Candidate, metadata: Metadata) -> Files:
+        repo_id, root = candidate.repo_id, self._cache.root
+        with usage.shared(usage.repository_lock(root, repo_id)):
+            usage.hold(usage.snapshot_lock(root, repo_id, _commit(candidate)))
+            return self._fetch(candidate, metadata)
+
+    def read_card(self, candidate: Candidate) -> bytes | None:
+        with usage.shared(usage.repository_lock(self._cache.root, candidate.repo_id)):
+            path = self._client.file(candidate.repo_id, _commit(candidate), CARD_FILE)
+            return path.read_bytes() if path is not None else None
+
+    def _fetch(self, candidate: Candidate, metadata: Metadata) -> Files:
         repo_id, commit = candidate.repo_id, _commit(candidate)
         path = self._cache.snapshot(repo_id, commit) / _FOLDER
         known = self._client.listing(repo_id, commit, _FOLDER)

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import TpuKernelsError
 
@@ -47,6 +50,21 @@ def digest(content: bytes, algorithm: str) -> str:
         'uU0nuZNNPgilLlLX2n2r+sSE7+N6U4DukIj3rOLvzek='
     """
     return base64.b64encode(hashlib.new(algorithm, content).digest()).decode("ascii")
+
+
+def dump_json(data: Mapping[str, Any]) -> bytes:
+    """`data` as JSON, the one way it is written here."""
+    return (json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def listing_digest(listing: Mapping[str, str]) -> str:
+    """One SHA-256 (hex) for a folder, from the SHA-256 (hex) of each of its files.
+
+    Example:
+        >>> listing_digest({"__init__.py": "0" * 64})[:12]
+        '3e6fdb221155'
+    """
+    return hashlib.sha256(dump_json(listing)).hexdigest()
 
 
 def git_id(content: bytes, like: str) -> str:

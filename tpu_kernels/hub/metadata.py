@@ -41,6 +41,7 @@ RelativePath = Annotated[str, AfterValidator(check_relative_path)]
 RepoId = Annotated[str, AfterValidator(check_repo_id)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 VersionKey = Annotated[str, Field(pattern=r"^[1-9][0-9]*$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 KernelName = Annotated[str, Field(pattern=r"^[a-z][-a-z0-9]*[a-z0-9]$")]
 
 
@@ -107,10 +108,15 @@ class Metadata(Model):
 
 
 class IndexEntry(Model):
-    """One released version in a registry: its folder and the SHA-256 (hex) of its `metadata.json`."""
+    """One released version in a registry: its folder and the SHA-256 (hex) of its `metadata.json`.
+
+    A mirror also lists the SHA-256 of each file of the variant folder: the `metadata.json` of a build that
+    comes from elsewhere need not list digests.
+    """
 
     path: RelativePath
-    metadata_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    metadata_sha256: Sha256
+    files: Mapping[RelativePath, Sha256] | None = None
 
 
 class Index(Model):

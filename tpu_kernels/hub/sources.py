@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import KernelNotFoundError, VerificationError
-from .layout import METADATA_FILE, VARIANT
-from .metadata import Index, Metadata, parse_json
+from .layout import CARD_FILE, METADATA_FILE, VARIANT
+from .metadata import Index, IndexEntry, Metadata, parse_json
 from .reference import Reference
 
 INDEX_FILE = "index.json"
@@ -48,8 +48,9 @@ class Files:
     """The files of a build on this machine, and what they have to agree with before they may run.
 
     `digests_required` says whether a build whose metadata lists no digests is refused. `git_ids` are the
-    names that the files have in the commit they come from. Where `links_into` is a folder, a file may be a
-    link to a regular file in it. `remedy` is what to do when the files are not the right ones.
+    names that the files have in the commit they come from, or their SHA-256 (hex) by the index. Where
+    `links_into` is a folder, a file may be a link to a regular file in it. `remedy` is what to do when the
+    files are not the right ones.
     """
 
     path: Path
@@ -85,6 +86,9 @@ class Source(Protocol):
 
     def files(self, candidate: Candidate, metadata: Metadata) -> Files:
         """The variant folder of a build, on this machine; what is not here yet is downloaded."""
+
+    def read_card(self, candidate: Candidate) -> bytes | None:
+        """The kernel card (`README.md`), None where there is none. No digest vouches for it."""
 
 
 class IndexedSource:
@@ -135,7 +139,11 @@ class IndexedSource:
 
     def promised(self, candidate: Candidate) -> str:
         """The SHA-256 (hex) of a build's `metadata.json` by the index."""
-        return self.index.kernels[candidate.repo_id][str(candidate.version)].metadata_sha256
+        return self.entry(candidate).metadata_sha256
+
+    def entry(self, candidate: Candidate) -> IndexEntry:
+        """What the index says about a build."""
+        return self.index.kernels[candidate.repo_id][str(candidate.version)]
 
     def _canonical(self, repo_id: str) -> str:
         return self.index.aliases.get(repo_id, repo_id)
@@ -170,7 +178,11 @@ class RegistrySource(IndexedSource):
         return self.check_metadata(candidate, read_metadata_file(self.fetch(candidate)), self._remedy)
 
     def files(self, candidate: Candidate, metadata: Metadata) -> Files:
-        return Files(self.fetch(candidate))
+        listed = self.entry(candidate).files
+        return Files(self.fetch(candidate), digests_required=listed is None, git_ids=listed)
+
+    def read_card(self, candidate: Candidate) -> bytes | None:
+        return _read_card(self.fetch(candidate).parents[1])
 
     def fetch(self, candidate: Candidate) -> Path:
         """The variant folder of a build.
@@ -218,6 +230,9 @@ class LocalSource:
     def files(self, candidate: Candidate, metadata: Metadata) -> Files:
         return Files(Path(candidate.address), digests_required=False)
 
+    def read_card(self, candidate: Candidate) -> bytes | None:
+        return _read_card(Path(candidate.location))
+
 
 def version_of_branch(name: str) -> int | None:
     """The version that a branch holds, None for one that holds no version.
@@ -250,6 +265,13 @@ def read_metadata_file(variant: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise VerificationError(f"{path} cannot be read: {error}") from error
+
+
+def _read_card(repository: Path) -> bytes | None:
+    try:
+        return (repository / CARD_FILE).read_bytes()
+    except OSError:
+        return None
 
 
 def local_variant(path: Path) -> Path:

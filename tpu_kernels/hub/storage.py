@@ -1,0 +1,106 @@
+"""Where a registry lies: a folder, or a bucket or anything else that fsspec reaches."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import MirrorError, SourceUnavailableError
+from ..files import replace_file
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The files below `url`: a path, or a URL such as `gs://bucket/kernels`."""
+
+    url: str
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that it is, None for one that is not on this machine."""
+        file_system, root = self._file_system
+        return Path(root) if "file" in _protocols(file_system) else None
+
+    def read(self, path: str) -> bytes | None:
+        """The content of a file, None where there is none.
+
+        Raises:
+            SourceUnavailableError: It cannot be read.
+        """
+        file_system, root = self._file_system
+        try:
+            return bytes(file_system.cat_file(f"{root}/{path}"))
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # each file system raises errors of its own
+            raise SourceUnavailableError(f"{self._name(path)} cannot be read: {_tell(error)}") from error
+
+    def write(self, path: str, content: bytes) -> None:
+        """Writes a file, whole or not at all: a bucket shows an object when it is complete.
+
+        Raises:
+            MirrorError: It cannot be written.
+        """
+        file_system, root = self._file_system
+        try:
+            if self.folder is not None:
+                replace_file(self.folder / path, content)
+            else:
+                file_system.pipe_file(f"{root}/{path}", content)
+        except Exception as error:
+            raise MirrorError(f"{self._name(path)} cannot be written: {_tell(error)}") from error
+
+    def names(self, path: str) -> list[str]:
+        """The files below a folder, by their paths in it; empty where there is no such folder.
+
+        Raises:
+            SourceUnavailableError: It cannot be listed.
+        """
+        file_system, root = self._file_system
+        try:
+            file_system.invalidate_cache()
+            found = file_system.find(f"{root}/{path}")
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            raise SourceUnavailableError(f"{self._name(path)} cannot be listed: {_tell(error)}") from error
+        prefix = f"{root}/{path}/"
+        return sorted(name.removeprefix(prefix) for name in found if name.startswith(prefix))
+
+    def remove(self, path: str) -> None:
+        """Removes a file.
+
+        Raises:
+            MirrorError: It cannot be removed.
+        """
+        file_system, root = self._file_system
+        try:
+            file_system.rm_file(f"{root}/{path}")
+        except FileNotFoundError:
+            pass
+        except Exception as error:
+            raise MirrorError(f"{self._name(path)} cannot be removed: {_tell(error)}") from error
+
+    @functools.cached_property
+    def _file_system(self) -> tuple[Any, str]:
+        import fsspec  # type: ignore[import-untyped]
+
+        try:
+            file_system, root = fsspec.core.url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            raise SourceUnavailableError(f"{self.url} cannot be read: {error}") from error
+        return file_system, str(root).rstrip("/")
+
+    def _name(self, path: str) -> str:
+        return f"{self.url.rstrip('/')}/{path}"
+
+
+def _protocols(file_system: Any) -> tuple[str, ...]:
+    protocol = file_system.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def _tell(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
