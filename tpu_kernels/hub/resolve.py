@@ -167,17 +167,29 @@ def resolve_local(path: Path) -> ResolvedBuild:
     return ResolvedBuild(None, str(variant), metadata, lambda: Files(variant, digests_required=False))
 
 
-def _inspect(source: Source, candidate: Candidate) -> ResolvedBuild:
+def read_build(source: Source, candidate: Candidate) -> ResolvedBuild:
+    """The build that a source offers, whether it runs here or not.
+
+    Raises:
+        InvalidMetadataError: Its `metadata.json` is malformed, or is that of another version.
+        VerificationError: Its `metadata.json` is not the one that the source promises.
+        IncompatibleKernelError: It has no build for TPUs.
+    """
     origin = f"{candidate} ({source.name}): {METADATA_FILE}"
     metadata = parse_json(Metadata, source.read_metadata(candidate), origin)
     if candidate.version not in (None, metadata.version):
         raise InvalidMetadataError(
             f"{origin}: version: it says {metadata.version} where version {candidate.version} was released"
         )
-    _check_compatible(str(candidate), metadata)
     return ResolvedBuild(
         candidate.repo_id, candidate.address, metadata, lambda: source.files(candidate, metadata)
     )
+
+
+def _inspect(source: Source, candidate: Candidate) -> ResolvedBuild:
+    build = read_build(source, candidate)
+    _check_compatible(str(candidate), build.metadata)
+    return build
 
 
 def _check_compatible(subject: str, metadata: Metadata) -> None:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..errors import MirrorError
 from ..log import get_logger
 
 try:
@@ -78,6 +79,26 @@ def alone(lock: Path) -> Iterator[bool]:
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def folder_alone(folder: Path | None) -> Iterator[None]:
+    """Waits until no other process is in here with `folder`, which is made; does nothing without one."""
+    if folder is None or fcntl is None:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise MirrorError(f"{folder} cannot be written: {error}") from error
+    try:
+        # Some network file systems lock no folders.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _open(lock: Path) -> int | None:
