@@ -6,6 +6,8 @@ catches them all. Each message names the value that was refused, the limit it br
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class TpuKernelsError(Exception):
     """Base of every error that tpu-kernels raises on purpose."""
@@ -24,7 +26,14 @@ class InvalidMetadataError(TpuKernelsError, ValueError):
 
 
 class VerificationError(TpuKernelsError):
-    """A kernel's files are not the ones its digests promise. Nothing of it was run."""
+    """A kernel's files are not the ones its digests promise. Nothing of it was run.
+
+    `violations` names each file that is missing, changed or not listed.
+    """
+
+    def __init__(self, message: str, violations: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.violations = tuple(violations)
 
 
 class UntrustedKernelError(TpuKernelsError):
@@ -35,8 +44,8 @@ class SourceUnavailableError(TpuKernelsError, ConnectionError):
     """The Hub or a bucket cannot be reached, or refuses, and the cache has no copy."""
 
 
-class MirrorError(TpuKernelsError):
-    """A kernel could not be copied to a mirror. What the mirror served before, it still serves."""
+class CopyError(TpuKernelsError):
+    """A kernel could not be written to a folder or a mirror. What was there before still is."""
 
 
 class ConfigurationError(TpuKernelsError, ValueError):

@@ -17,9 +17,9 @@ import pytest
 import tpu_kernels
 from tpu_kernels.authoring import build_registry
 from tpu_kernels.errors import (
+    CopyError,
     InvalidMetadataError,
     KernelNotFoundError,
-    MirrorError,
     UntrustedKernelError,
     VerificationError,
 )
@@ -272,7 +272,7 @@ mirror([Reference({REPO!r})], {str(tmp_path / "mirror")!r}, source)
     ) -> None:
         serve(make_source())
         (tmp_path / "file").write_text("")
-        with pytest.raises(MirrorError, match="/file cannot be written"):
+        with pytest.raises(CopyError, match="/file cannot be written"):
             copy(str(tmp_path / "file"))
 
 

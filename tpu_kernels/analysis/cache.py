@@ -57,6 +57,11 @@ def load(key: str) -> Outcome | None:
         return None
 
 
+def outcomes() -> list[Path]:
+    """The files of all outcomes that are kept."""
+    return sorted(cache_folder().glob("*.json"))
+
+
 def store(key: str, outcome: Outcome) -> None:
     """Keeps `outcome`. A cache that cannot be written is a warning: the work is done all the same."""
     path = _path(key)

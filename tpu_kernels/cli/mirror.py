@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 
@@ -39,7 +38,7 @@ def mirror(
             references, to, source, versions=_versions(versions), dry_run=dry_run, on_build=begin
         )
     if as_json:
-        print_json(_as_dict(report, to, dry_run))
+        print_json(target=to, dry_run=dry_run, **vars(report))
     else:
         _print(report, to)
     raise typer.Exit(1 if report.failures else 0)
@@ -54,21 +53,6 @@ def _versions(text: str) -> Versions:
         raise typer.BadParameter(
             f"--versions {text!r} is no choice of versions; give all, newest, or numbers as in 1,3"
         ) from error
-
-
-def _as_dict(report: MirrorReport, target: str, dry_run: bool) -> dict[str, Any]:
-    return {
-        "target": target,
-        "dry-run": dry_run,
-        "builds": [
-            {key.replace("_", "-"): value for key, value in asdict(build).items()} for build in report.builds
-        ],
-        "skipped": list(report.skipped),
-        "failures": [
-            {"kernel": failure.kernel, "kind": type(failure.error).__name__, "message": str(failure.error)}
-            for failure in report.failures
-        ],
-    }
 
 
 def _print(report: MirrorReport, target: str) -> None:

@@ -79,6 +79,10 @@ class BucketSource(IndexedSource):
     def read_card(self, candidate: Candidate) -> bytes | None:
         return self._storage.read(f"{candidate.location}/{CARD_FILE}")
 
+    def local_path(self, candidate: Candidate) -> Path | None:
+        kept = self._kept(candidate)
+        return kept if kept.is_dir() else None
+
     def _download(self, candidate: Candidate, metadata: Metadata, folder: Path) -> None:
         """Puts a build in `folder`: whole, verified, and all at once."""
         content = self.read_metadata(candidate)

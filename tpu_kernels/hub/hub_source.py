@@ -69,6 +69,11 @@ class HubSource:
     def name(self) -> str:
         return "hub offline" if self._client.offline else "hub"
 
+    @property
+    def endpoint(self) -> str:
+        """The address of the Hub."""
+        return self._client.endpoint
+
     def repo_ids(self) -> list[str]:
         return []
 
@@ -122,6 +127,10 @@ class HubSource:
         with usage.shared(usage.repository_lock(self._cache.root, candidate.repo_id)):
             path = self._client.file(candidate.repo_id, _commit(candidate), CARD_FILE)
             return path.read_bytes() if path is not None else None
+
+    def local_path(self, candidate: Candidate) -> Path | None:
+        repo_id, commit = candidate.repo_id, _commit(candidate)
+        return self._cache.snapshot(repo_id, commit) / _FOLDER if self._cache.has(repo_id, commit) else None
 
     def _fetch(self, candidate: Candidate, metadata: Metadata) -> Files:
         repo_id, commit = candidate.repo_id, _commit(candidate)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import (
+    CopyError,
     IncompatibleKernelError,
     KernelNotFoundError,
-    MirrorError,
     SourceUnavailableError,
     TpuKernelsError,
 )
@@ -93,7 +93,7 @@ def mirror(
     Raises:
         InvalidMetadataError: The index at `target` is malformed.
         SourceUnavailableError: `target` cannot be read.
-        MirrorError: `target` cannot be written.
+        CopyError: `target` cannot be written.
 
     Example:
         >>> from tpu_kernels.hub.sources import RegistrySource, registry_root
@@ -239,7 +239,7 @@ def _copy_files(storage: Storage, path: str, files: Mapping[str, bytes]) -> int:
         storage.write(f"{path}/{name}", files[name])
     for name in absent:
         if storage.read(f"{path}/{name}") != files[name]:
-            raise MirrorError(
+            raise CopyError(
                 f"{storage.url}: {path}/{name} does not hold what was written to it, so the build was not put "
                 "into the index; run the command again"
             )
@@ -258,7 +258,7 @@ def _publish(storage: Storage, additions: _Additions) -> None:
         if content == merged:
             return
         storage.write(INDEX_FILE, merged)
-    raise MirrorError(f"others keep changing the index of {storage.url}; run the command again later")
+    raise CopyError(f"others keep changing the index of {storage.url}; run the command again later")
 
 
 def _merge(content: bytes | None, additions: _Additions, origin: str) -> bytes:

@@ -90,6 +90,9 @@ class Source(Protocol):
     def read_card(self, candidate: Candidate) -> bytes | None:
         """The kernel card (`README.md`), None where there is none. No digest vouches for it."""
 
+    def local_path(self, candidate: Candidate) -> Path | None:
+        """The variant folder of a build if it is on this machine. Nothing in it is verified."""
+
 
 class IndexedSource:
     """A source that knows its builds from an index, which promises the `metadata.json` of each."""
@@ -184,6 +187,9 @@ class RegistrySource(IndexedSource):
     def read_card(self, candidate: Candidate) -> bytes | None:
         return _read_card(self.fetch(candidate).parents[1])
 
+    def local_path(self, candidate: Candidate) -> Path | None:
+        return _if_folder(self.fetch(candidate))
+
     def fetch(self, candidate: Candidate) -> Path:
         """The variant folder of a build.
 
@@ -233,6 +239,9 @@ class LocalSource:
     def read_card(self, candidate: Candidate) -> bytes | None:
         return _read_card(Path(candidate.location))
 
+    def local_path(self, candidate: Candidate) -> Path | None:
+        return _if_folder(Path(candidate.address))
+
 
 def version_of_branch(name: str) -> int | None:
     """The version that a branch holds, None for one that holds no version.
@@ -265,6 +274,10 @@ def read_metadata_file(variant: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise VerificationError(f"{path} cannot be read: {error}") from error
+
+
+def _if_folder(path: Path) -> Path | None:
+    return path if path.is_dir() else None
 
 
 def _read_card(repository: Path) -> bytes | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import MirrorError, SourceUnavailableError
+from ..errors import CopyError, SourceUnavailableError
 from ..files import replace_file
 
 
@@ -41,7 +41,7 @@ class Storage:
         """Writes a file, whole or not at all: a bucket shows an object when it is complete.
 
         Raises:
-            MirrorError: It cannot be written.
+            CopyError: It cannot be written.
         """
         file_system, root = self._file_system
         try:
@@ -50,7 +50,7 @@ class Storage:
             else:
                 file_system.pipe_file(f"{root}/{path}", content)
         except Exception as error:
-            raise MirrorError(f"{self._name(path)} cannot be written: {_tell(error)}") from error
+            raise CopyError(f"{self._name(path)} cannot be written: {_tell(error)}") from error
 
     def names(self, path: str) -> list[str]:
         """The files below a folder, by their paths in it; empty where there is no such folder.
@@ -73,7 +73,7 @@ class Storage:
         """Removes a file.
 
         Raises:
-            MirrorError: It cannot be removed.
+            CopyError: It cannot be removed.
         """
         file_system, root = self._file_system
         try:
@@ -81,7 +81,7 @@ class Storage:
         except FileNotFoundError:
             pass
         except Exception as error:
-            raise MirrorError(f"{self._name(path)} cannot be removed: {_tell(error)}") from error
+            raise CopyError(f"{self._name(path)} cannot be removed: {_tell(error)}") from error
 
     @functools.cached_property
     def _file_system(self) -> tuple[Any, str]:

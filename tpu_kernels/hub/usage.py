@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import MirrorError
+from ..errors import CopyError
 from ..log import get_logger
 
 try:
@@ -91,7 +91,7 @@ def folder_alone(folder: Path | None) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise MirrorError(f"{folder} cannot be written: {error}") from error
+        raise CopyError(f"{folder} cannot be written: {error}") from error
     try:
         # Some network file systems lock no folders.
         with contextlib.suppress(OSError):

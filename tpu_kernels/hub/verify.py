@@ -90,5 +90,6 @@ def _compare(
         raise VerificationError(
             f"the files in {files.path} are not the ones its {lister} lists:\n  "
             + "\n  ".join(violations)
-            + f"\nnothing of the kernel was run; {files.remedy}"
+            + f"\nnothing of the kernel was run; {files.remedy}",
+            violations,
         )
