@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import tpu_kernels
 from tpu_kernels.authoring import build_registry
+from tpu_kernels.cli import app
 from tpu_kernels.errors import (
     CopyError,
     InvalidMetadataError,
@@ -304,3 +306,22 @@ class TestIndex:
             for future in [pool.submit(copy, target, f"{REPO}@{version}") for version in range(1, 5)]:
                 assert not future.result().failures
         assert RegistrySource(tmp_path / "mirror").versions(REPO) == [4, 3, 2, 1]
+
+
+class TestCommand:
+    def test_it_tells_what_it_did(self, make_source: MakeSource, serve: Serve, tmp_path: Path) -> None:
+        serve(make_source())
+        arguments = ["mirror", REPO, "acme/nothing", "--to", str(tmp_path / "mirror"), "--json"]
+        planned = json.loads(CliRunner().invoke(app, [*arguments, "--dry-run"]).stdout)
+        assert [(build["repo-id"], build["copied"]) for build in planned["builds"]] == [(REPO, None)]
+        result = CliRunner().invoke(app, arguments)
+        report = json.loads(result.stdout)
+        assert (result.exit_code, report["target"]) == (1, str(tmp_path / "mirror"))
+        assert [build["version"] for build in report["builds"]] == [1]
+        assert [failure["error"]["kind"] for failure in report["failures"]] == ["KernelNotFoundError"]
+        result = CliRunner().invoke(app, ["mirror", REPO, "--to", str(tmp_path / "mirror")])
+        assert (result.exit_code, "is there" in result.stdout) == (0, True)
+
+    def test_a_choice_of_versions_that_makes_no_sense_is_a_usage_error(self, tmp_path: Path) -> None:
+        arguments = ["mirror", REPO, "--to", str(tmp_path / "mirror"), "--versions", "some"]
+        assert CliRunner().invoke(app, arguments).exit_code == 2

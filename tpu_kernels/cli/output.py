@@ -81,7 +81,10 @@ def show(*renderables: Any) -> None:
 @contextlib.contextmanager
 def progress(description: str, total: int | None) -> Iterator[Callable[[str], None]]:
     """A bar on a terminal's stderr; it is given the name of each thing before that is done."""
-    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

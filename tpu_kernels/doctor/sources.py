@@ -54,7 +54,7 @@ def _ask(source: Source) -> str:
 def _ask_hub(endpoint: str) -> str:
     from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
-    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     if constants.HF_HUB_OFFLINE:
         return "is not asked (HF_HUB_OFFLINE): the cache serves what was fetched before"

@@ -64,12 +64,14 @@ class HubCache:
         """The branches and tags of builds that were fetched, with the commit of each."""
         folder = self._repository(repo_id) / "refs"
         refs = {}
-        for path in folder.rglob("*"):
-            # A ref may vanish or be replaced by another process meanwhile.
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                commit = path.read_text().strip()
-                if COMMIT.fullmatch(commit) and self.has(repo_id, commit):
-                    refs[path.relative_to(folder).as_posix()] = commit
+        # The folder may vanish meanwhile, pruned by another process.
+        with contextlib.suppress(FileNotFoundError):
+            for path in folder.rglob("*"):
+                # A ref may vanish or be replaced by another process meanwhile.
+                with contextlib.suppress(OSError, UnicodeDecodeError):
+                    commit = path.read_text().strip()
+                    if COMMIT.fullmatch(commit) and self.has(repo_id, commit):
+                        refs[path.relative_to(folder).as_posix()] = commit
         return refs
 
     def write_ref(self, repo_id: str, ref: str, commit: str) -> None:

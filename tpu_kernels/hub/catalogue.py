@@ -109,9 +109,11 @@ def describe(reference: Reference, sources: Sequence[Source]) -> Description:
     """
     explanation = resolve(reference, sources)
     source, candidate, build = _find(reference, sources, explanation)
-    path = source.local_path(candidate)
-    card = _card(source, candidate)
     metadata = build.metadata
+    card = _card(source, candidate)
+    path = source.local_path(candidate)
+    if path and metadata.digest and not all((path / name).exists() for name in metadata.digest.files):
+        path = None  # the Hub's cache may hold the metadata alone
     return Description(
         candidate.repo_id,
         source.name,

@@ -136,9 +136,12 @@ def _delete_commits(items: Sequence[CachedItem]) -> list[CachedItem]:
         if any(path.is_symlink() for path in folders) or not all(_is_in(path, root) for path in paths):
             get_logger().warning("%s leads out of the cache %s; left alone", repository.repo_path, root)
             continue
-        plan.execute()
-        for listing in listings:
-            listing.unlink(missing_ok=True)
+        try:
+            plan.execute()
+            for listing in listings:
+                listing.unlink(missing_ok=True)
+        except OSError as error:
+            get_logger().warning("%s was not deleted in full: %s", repository.repo_path, error)
     return [item for item in items if not item.path.exists()]
 
 
