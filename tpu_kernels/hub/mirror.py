@@ -195,6 +195,8 @@ def _copy_build(
     listing = {name: hashlib.sha256(content).hexdigest() for name, content in artifact.files.items()}
     indexed = _same(index.kernels.get(repo_id, {}).get(str(version)), listing)
     path = _place(index, repo_id, version, listing_digest(listing), indexed=indexed)
+    entry = {"path": path, "metadata-sha256": listing[METADATA_FILE], "files": listing}
+    parse_object(IndexEntry, entry, str(candidate))  # refuses names of files that readers would
     files = {f"build/{VARIANT}/{name}": content for name, content in artifact.files.items()}
     if card := _card(source, candidate):
         files[CARD_FILE] = card
@@ -202,7 +204,7 @@ def _copy_build(
     done = MirroredBuild(
         repo_id, version, path, indexed, copied, len(files) - copied, sum(map(len, files.values()))
     )
-    return done, {"path": path, "metadata-sha256": listing[METADATA_FILE], "files": listing}
+    return done, entry
 
 
 def _same(entry: IndexEntry | None, listing: Mapping[str, str]) -> bool:
