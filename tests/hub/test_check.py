@@ -113,6 +113,21 @@ class TestVerify:
         (tmp_path / "out/build/torch-tpu/late.py").unlink()
         assert run("verify", str(tmp_path / "out"))[1]["builds"][0]["violations"] == ["missing: late.py"]
 
+    def test_what_local_kernels_names(
+        self, make_source: MakeSource, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        serve()
+        monkeypatch.setenv("TPU_KERNELS_SOURCES", "local")
+        build(make_source(), tmp_path / "out")
+        monkeypatch.setenv("LOCAL_KERNELS", f"acme/ours={tmp_path / 'out'}:acme/gone={tmp_path / 'gone'}")
+        code, found = run("verify", "acme/ours")
+        assert (code, [(b["kernel"], b["version"]) for b in found["builds"]]) == (0, [("acme/ours", 1)])
+        code, found = run("verify")
+        assert (code, ["holds no built kernel" in v for b in found["builds"] for v in b["violations"]]) == (
+            1,
+            [True],
+        )
+
     def test_what_is_shipped(self, make_source: MakeSource, use_registry: UseRegistry) -> None:
         use_registry(make_source())
         code, found = run("verify", REPO)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import KernelNotFoundError, TpuKernelsError, VerificationError
@@ -15,7 +15,7 @@ from .layout import METADATA_FILE, list_files, listing_digest
 from .metadata import Metadata, parse_json
 from .reference import Reference
 from .resolve import ResolvedBuild, read_build
-from .sources import INDEX_FILE, Files, RegistrySource, Source, local_variant, read_metadata_file
+from .sources import INDEX_FILE, Files, LocalSource, RegistrySource, Source, local_variant, read_metadata_file
 from .verify import verify
 
 
@@ -51,7 +51,7 @@ def check_folder(path: Path) -> list[CheckedBuild]:
 
 
 def check_kernels(repo_id: str | None, sources: Sequence[Source]) -> list[CheckedBuild]:
-    """Checks what is on this machine of a kernel, or of all: in the caches, and in registries among `sources`.
+    """Checks what is on this machine of a kernel, or of all: in the caches, and in folders among `sources`.
 
     Raises:
         KernelNotFoundError: There is nothing of it.
@@ -60,6 +60,8 @@ def check_kernels(repo_id: str | None, sources: Sequence[Source]) -> list[Checke
     for source in sources:
         if isinstance(source, RegistrySource):
             checked += _check_registry(source, repo_id)
+        elif isinstance(source, LocalSource):
+            checked += _check_overrides(source, repo_id)
     for item in cached_items():
         if item.kernel is not None and _is_of(item, repo_id):
             checked += _check_commit(item) if item.cache == "hub" else [_check_kept(item)]
@@ -77,6 +79,15 @@ def _check_registry(source: RegistrySource, repo_id: str | None) -> Iterator[Che
             [candidate] = source.find(Reference(name, version))
             violations = _check(functools.partial(read_build, source, candidate))
             yield CheckedBuild(name, version, source.name, Path(candidate.address), violations)
+
+
+def _check_overrides(source: LocalSource, repo_id: str | None) -> Iterator[CheckedBuild]:
+    for name, folder in source.folders:
+        if repo_id in (None, name):
+            try:
+                yield from (replace(build, kernel=name, place=source.name) for build in check_folder(folder))
+            except KernelNotFoundError as error:
+                yield CheckedBuild(name, None, source.name, folder, (str(error),))
 
 
 def _check_commit(item: CachedItem) -> Iterator[CheckedBuild]:

@@ -8,7 +8,6 @@ it is run again.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,16 +21,15 @@ from ..errors import (
 )
 from . import usage
 from .artifact import fetch_artifact
-from .layout import CARD_FILE, METADATA_FILE, VARIANT, dump_json, listing_digest
-from .metadata import Index, IndexEntry, parse_json, parse_object
+from .layout import CARD_FILE, METADATA_FILE, VARIANT, listing_digest
+from .metadata import Index, IndexEntry, parse_object
+from .publish import Additions, place, promises, publish, read_index
 from .reference import Reference
 from .resolve import ResolvedBuild, read_build
-from .sources import INDEX_FILE, Candidate, Source
+from .sources import Candidate, Source
 from .storage import Storage
 
 Versions = Sequence[int] | Literal["all", "newest"]
-
-_ATTEMPTS = 5  # at writing an index that others write to
 
 
 @dataclass(frozen=True)
@@ -106,9 +104,9 @@ def mirror(
     builds: list[MirroredBuild] = []
     skipped: list[str] = []
     failures: list[Failure] = []
-    additions = _Additions({}, {})
+    additions = Additions({}, {})
     with usage.folder_alone(None if dry_run else storage.folder):
-        index = _read_index(storage)
+        index = read_index(storage)
         for reference in references:
             try:
                 for candidate, build in _wanted(reference, source, versions, skipped):
@@ -118,25 +116,12 @@ def mirror(
                         continue
                     copied, entry = _copy_build(storage, index, source, candidate, build)
                     builds.append(copied)
-                    additions.add(reference.repo_id, copied, entry)
+                    additions.add(reference.repo_id, copied.repo_id, copied.version, entry)
             except TpuKernelsError as error:
                 failures.append(Failure(str(reference), error))
         if additions.entries:
-            _publish(storage, additions)
+            publish(storage, additions)
     return MirrorReport(tuple(builds), tuple(skipped), tuple(failures))
-
-
-@dataclass(frozen=True)
-class _Additions:
-    """What comes into the index: entries by repository and version, and other names of repositories."""
-
-    entries: dict[tuple[str, int], Mapping[str, Any]]
-    aliases: dict[str, str]
-
-    def add(self, name: str, build: MirroredBuild, entry: Mapping[str, Any]) -> None:
-        self.entries[build.repo_id, build.version] = entry
-        if name != build.repo_id:
-            self.aliases[name] = build.repo_id
 
 
 def _wanted(
@@ -181,9 +166,8 @@ def _check_versions(reference: Reference, source: Source, versions: Sequence[int
 def _plan(index: Index, source: Source, candidate: Candidate, build: ResolvedBuild) -> MirroredBuild:
     repo_id, version = candidate.repo_id, build.metadata.version
     sha256 = hashlib.sha256(source.read_metadata(candidate)).hexdigest()
-    entry = index.kernels.get(repo_id, {}).get(str(version))
-    indexed = entry is not None and entry.metadata_sha256 == sha256
-    return MirroredBuild(repo_id, version, _place(index, repo_id, version, sha256, indexed=indexed), indexed)
+    indexed = promises(index, repo_id, version, {METADATA_FILE: sha256}, metadata_only=True)
+    return MirroredBuild(repo_id, version, place(index, repo_id, version, sha256, indexed=indexed), indexed)
 
 
 def _copy_build(
@@ -193,8 +177,8 @@ def _copy_build(
     repo_id, version = candidate.repo_id, build.metadata.version
     artifact = fetch_artifact(build)
     listing = {name: hashlib.sha256(content).hexdigest() for name, content in artifact.files.items()}
-    indexed = _same(index.kernels.get(repo_id, {}).get(str(version)), listing)
-    path = _place(index, repo_id, version, listing_digest(listing), indexed=indexed)
+    indexed = promises(index, repo_id, version, listing)
+    path = place(index, repo_id, version, listing_digest(listing), indexed=indexed)
     entry = {"path": path, "metadata-sha256": listing[METADATA_FILE], "files": listing}
     parse_object(IndexEntry, entry, str(candidate))  # refuses names of files that readers would
     files = {f"build/{VARIANT}/{name}": content for name, content in artifact.files.items()}
@@ -205,26 +189,6 @@ def _copy_build(
         repo_id, version, path, indexed, copied, len(files) - copied, sum(map(len, files.values()))
     )
     return done, entry
-
-
-def _same(entry: IndexEntry | None, listing: Mapping[str, str]) -> bool:
-    """Whether an entry of the index promises the build with these files."""
-    if entry is None or entry.metadata_sha256 != listing[METADATA_FILE]:
-        return False
-    return entry.files is None or entry.files == listing
-
-
-def _place(index: Index, repo_id: str, version: int, digest: str, *, indexed: bool) -> str:
-    """The folder for a build: where it is, else `vN`, else beside the build that has that place.
-
-    The builds that the index promises are never overwritten: whoever reads the mirror meanwhile, or after
-    this was killed, finds what was promised.
-    """
-    if indexed:
-        return index.kernels[repo_id][str(version)].path
-    plain = f"{repo_id}/v{version}"
-    taken = {entry.path for entries in index.kernels.values() for entry in entries.values()}
-    return f"{plain}-{digest[:12]}" if plain in taken else plain
 
 
 def _card(source: Source, candidate: Candidate) -> bytes | None:
@@ -250,32 +214,3 @@ def _copy_files(storage: Storage, path: str, files: Mapping[str, bytes]) -> int:
         if name not in files:
             storage.remove(f"{path}/{name}")
     return len(absent)
-
-
-def _publish(storage: Storage, additions: _Additions) -> None:
-    """Adds to the index. What is in it from others stays."""
-    for _ in range(_ATTEMPTS):
-        content = storage.read(INDEX_FILE)
-        merged = _merge(content, additions, f"{storage.url}/{INDEX_FILE}")
-        if content == merged:
-            return
-        storage.write(INDEX_FILE, merged)
-    raise CopyError(f"others keep changing the index of {storage.url}; run the command again later")
-
-
-def _merge(content: bytes | None, additions: _Additions, origin: str) -> bytes:
-    if content is not None:
-        parse_json(Index, content, origin)
-    # As plain data: of what a newer release may have put there, the model would keep nothing.
-    index: dict[str, Any] = json.loads(content) if content is not None else {}
-    kernels, aliases = index.setdefault("kernels", {}), index.setdefault("aliases", {})
-    for (repo_id, version), entry in additions.entries.items():
-        kernels.setdefault(repo_id, {})[str(version)] = entry
-    aliases.update({name: repo_id for name, repo_id in additions.aliases.items() if name not in kernels})
-    parse_object(Index, index, origin)
-    return dump_json(index)
-
-
-def _read_index(storage: Storage) -> Index:
-    content = storage.read(INDEX_FILE)
-    return Index() if content is None else parse_json(Index, content, f"{storage.url}/{INDEX_FILE}")

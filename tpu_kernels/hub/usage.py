@@ -104,10 +104,12 @@ def folder_alone(folder: Path | None) -> Iterator[None]:
 def _open(lock: Path) -> int | None:
     if fcntl is None:
         return None
-    try:
+    with contextlib.suppress(OSError):
         lock.parent.mkdir(parents=True, exist_ok=True)
         return os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        return os.open(lock, os.O_RDONLY)  # in a cache of another user, who may prune it
     except OSError as error:
-        # A cache that cannot be written cannot be pruned either, so nothing is lost.
+        # Where nobody can write there is nothing to lose.
         get_logger().debug("%s was not locked: %s", lock, error)
         return None
