@@ -14,8 +14,8 @@ from rich.table import Table
 from ..analysis import cache as outcomes
 from ..analysis.sizes import format_bytes
 from ..hub.bucket import builds_folder
-from ..hub.inventory import CachedItem, cached_items, hub_cache_folder
-from ..hub.prune import prune as prune_items
+from ..hub.manage.inventory import CachedItem, cached_items, hub_cache_folder
+from ..hub.manage.prune import prune as prune_items
 from .output import AsJson, make_table, print_json, show
 
 app = typer.Typer(help="See and prune what is kept on this machine.", no_args_is_help=True)

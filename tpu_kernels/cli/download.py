@@ -9,8 +9,8 @@ import typer
 
 from ..errors import TpuKernelsError
 from ..hub.configuration import configured_sources
-from ..hub.download import DownloadedKernel
-from ..hub.download import download as download_kernel
+from ..hub.manage.download import DownloadedKernel
+from ..hub.manage.download import download as download_kernel
 from ..hub.trust import Trust
 from .output import AsJson, SourceName, Trusted, parse_references, print_json, progress
 

@@ -8,8 +8,8 @@ import typer
 
 from .. import device
 from ..analysis.sizes import format_bytes
-from ..hub.catalogue import Description, describe
 from ..hub.configuration import configured_sources
+from ..hub.manage.catalogue import Description, describe
 from ..hub.metadata import Tpu
 from ..hub.trust import Trust
 from .output import AsJson, SourceName, Trusted, make_table, parse_references, print_json, show

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from ..hub.catalogue import list_kernels
 from ..hub.configuration import configured_sources
+from ..hub.manage.catalogue import list_kernels
 from ..hub.trust import Trust
 from .output import AsJson, SourceName, make_table, print_json, show
 

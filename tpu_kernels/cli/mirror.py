@@ -8,8 +8,8 @@ import typer
 
 from ..analysis.sizes import format_bytes
 from ..hub.configuration import configured_sources
-from ..hub.mirror import MirroredBuild, MirrorReport, Versions
-from ..hub.mirror import mirror as mirror_kernels
+from ..hub.manage.mirror import MirroredBuild, MirrorReport, Versions
+from ..hub.manage.mirror import mirror as mirror_kernels
 from ..hub.reference import Reference
 from ..hub.trust import Trust
 from .output import AsJson, Trusted, make_table, print_json, progress, show

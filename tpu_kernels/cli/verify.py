@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ..hub.check import check_folder, check_kernels
 from ..hub.configuration import configured_sources
+from ..hub.manage.check import check_folder, check_kernels
 from ..hub.reference import Reference
 from ..hub.trust import Trust
 from .output import AsJson, make_table, print_json, show

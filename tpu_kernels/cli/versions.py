@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ..hub.catalogue import list_versions
 from ..hub.configuration import configured_sources
+from ..hub.manage.catalogue import list_versions
 from ..hub.trust import Trust
 from .output import AsJson, SourceName, Trusted, make_table, print_json, show
 

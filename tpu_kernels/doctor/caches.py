@@ -10,7 +10,7 @@ from pathlib import Path
 from ..analysis.cache import cache_folder
 from ..analysis.sizes import format_bytes
 from ..hub.bucket import builds_folder
-from ..hub.inventory import cached_items, hub_cache_folder
+from ..hub.manage.inventory import cached_items, hub_cache_folder
 from .finding import Finding, within
 
 _SECTION = "caches"

@@ -9,7 +9,7 @@ from ..errors import ConfigurationError, SourceUnavailableError, TpuKernelsError
 from ..hub.bucket import BucketSource
 from ..hub.configuration import configured_sources
 from ..hub.hub_source import HubSource
-from ..hub.inventory import read_metadata
+from ..hub.manage.inventory import read_metadata
 from ..hub.sources import IndexedSource, LocalSource, Source, local_variant
 from ..hub.trust import Trust
 from .finding import Finding, within

@@ -13,7 +13,7 @@ from tpu_kernels.authoring import build, build_registry
 from tpu_kernels.cli import app
 from tpu_kernels.hub import registry_root
 
-from .conftest import REPO, MakeSource, Serve, UseRegistry
+from ..conftest import REPO, MakeSource, Serve, UseRegistry
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -27,14 +27,14 @@ from tpu_kernels.errors import (
 )
 from tpu_kernels.hub import registry_root
 from tpu_kernels.hub.configuration import configured_sources
-from tpu_kernels.hub.mirror import MirrorReport, mirror
+from tpu_kernels.hub.manage.mirror import MirrorReport, mirror
 from tpu_kernels.hub.reference import Reference
 from tpu_kernels.hub.sources import RegistrySource
 from tpu_kernels.hub.storage import Storage
 from tpu_kernels.hub.trust import Trust
 from tpu_kernels.testing import FakeHub
 
-from .conftest import REPO, MakeSource, Serve
+from ..conftest import REPO, MakeSource, Serve
 
 VARIANT = "build/torch-tpu"
 
@@ -246,7 +246,7 @@ class TestInterruption:
 import os, signal
 from pathlib import Path
 from tpu_kernels.hub.configuration import configured_sources
-from tpu_kernels.hub.mirror import mirror
+from tpu_kernels.hub.manage.mirror import mirror
 from tpu_kernels.hub.reference import Reference
 from tpu_kernels.hub.trust import Trust
 replace, left = Path.replace, 4

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
-from ..errors import ConfigurationError
-from ..log import get_logger
-from . import usage
-from .bucket import build_lock
+from ...errors import ConfigurationError
+from ...log import get_logger
+from .. import usage
+from ..bucket import build_lock
 from .inventory import CachedItem, hub_cache_folder, scan_hub_cache
 
 # Seconds after which what an interrupted download left is taken for abandoned.

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import InvalidMetadataError
-from . import usage
-from .bucket import build_lock, builds_folder
-from .configuration import CACHE_VARIABLE
-from .layout import METADATA_FILE, VARIANT
-from .metadata import Metadata, parse_json
-from .sources import version_of_branch
+from ...errors import InvalidMetadataError
+from .. import usage
+from ..bucket import build_lock, builds_folder
+from ..configuration import CACHE_VARIABLE
+from ..layout import METADATA_FILE, VARIANT
+from ..metadata import Metadata, parse_json
+from ..sources import version_of_branch
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo

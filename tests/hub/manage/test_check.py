@@ -16,7 +16,7 @@ from tpu_kernels.cli import app
 from tpu_kernels.hub import registry_root
 from tpu_kernels.testing import Fault
 
-from .conftest import REPO, MakeSource, Serve, UseRegistry
+from ..conftest import REPO, MakeSource, Serve, UseRegistry
 
 
 def run(*arguments: str) -> tuple[int, Any]:

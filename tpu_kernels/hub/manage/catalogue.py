@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import SourceUnavailableError, TpuKernelsError, UntrustedKernelError
-from .cache import COMMIT
-from .hub_source import HubSource
+from ...errors import SourceUnavailableError, TpuKernelsError, UntrustedKernelError
+from ..cache import COMMIT
+from ..hub_source import HubSource
+from ..metadata import Metadata
+from ..reference import Reference
+from ..requirements import UnmetRequirement, unmet_requirements
+from ..resolve import Explanation, ResolvedBuild, read_build, resolve
+from ..sources import Candidate, IndexedSource, Source
 from .inventory import cached_items
-from .metadata import Metadata
-from .reference import Reference
-from .requirements import UnmetRequirement, unmet_requirements
-from .resolve import Explanation, ResolvedBuild, read_build, resolve
-from .sources import Candidate, IndexedSource, Source
 
 
 @dataclass(frozen=True)

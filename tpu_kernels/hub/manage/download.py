@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CopyError
-from ..files import replace_folder
+from ...errors import CopyError
+from ...files import replace_folder
+from ..layout import VARIANT
+from ..metadata import Metadata
+from ..reference import Reference
+from ..resolve import resolve
+from ..sources import Source
+from ..verify import verify
 from .artifact import fetch_artifact
-from .layout import VARIANT
-from .metadata import Metadata
-from .reference import Reference
-from .resolve import resolve
-from .sources import Source
-from .verify import verify
 
 
 @dataclass(frozen=True)

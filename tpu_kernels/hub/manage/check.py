@@ -8,15 +8,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import KernelNotFoundError, TpuKernelsError, VerificationError
-from .client import HubClient
+from ...errors import KernelNotFoundError, TpuKernelsError, VerificationError
+from ..client import HubClient
+from ..layout import METADATA_FILE, list_files, listing_digest
+from ..metadata import Metadata, parse_json
+from ..reference import Reference
+from ..resolve import ResolvedBuild, read_build
+from ..sources import (
+    INDEX_FILE,
+    Files,
+    LocalSource,
+    RegistrySource,
+    Source,
+    local_variant,
+    read_metadata_file,
+)
+from ..verify import verify
 from .inventory import CachedItem, cached_items, hub_cache_folder, variants_in
-from .layout import METADATA_FILE, list_files, listing_digest
-from .metadata import Metadata, parse_json
-from .reference import Reference
-from .resolve import ResolvedBuild, read_build
-from .sources import INDEX_FILE, Files, LocalSource, RegistrySource, Source, local_variant, read_metadata_file
-from .verify import verify
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,15 @@ import tpu_kernels
 from tpu_kernels.authoring import build_registry
 from tpu_kernels.cli import app
 from tpu_kernels.errors import ConfigurationError
-from tpu_kernels.hub.inventory import CachedItem, cached_items
-from tpu_kernels.hub.prune import prune
+from tpu_kernels.hub.manage.inventory import CachedItem, cached_items
+from tpu_kernels.hub.manage.prune import prune
 from tpu_kernels.testing import FakeHub
 
-from .conftest import REPO, MakeSource, RunPython, Serve
+from ..conftest import REPO, MakeSource, RunPython, Serve
 
 DOWNLOAD = f"""
 from tpu_kernels.hub.configuration import configured_sources
-from tpu_kernels.hub.download import download
+from tpu_kernels.hub.manage.download import download
 from tpu_kernels.hub.reference import Reference
 from tpu_kernels.hub.trust import Trust
 for version in {{versions}}:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CopyError
-from .layout import METADATA_FILE, dump_json
-from .metadata import Index, parse_json, parse_object
-from .sources import INDEX_FILE
-from .storage import Storage
+from ...errors import CopyError
+from ..layout import METADATA_FILE, dump_json
+from ..metadata import Index, parse_json, parse_object
+from ..sources import INDEX_FILE
+from ..storage import Storage
 
 _ATTEMPTS = 5  # at writing an index that others write to
 

@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import (
+from ...errors import (
     CopyError,
     IncompatibleKernelError,
     KernelNotFoundError,
     SourceUnavailableError,
     TpuKernelsError,
 )
-from . import usage
+from .. import usage
+from ..layout import CARD_FILE, METADATA_FILE, VARIANT, listing_digest
+from ..metadata import Index, IndexEntry, parse_object
+from ..reference import Reference
+from ..resolve import ResolvedBuild, read_build
+from ..sources import Candidate, Source
+from ..storage import Storage
 from .artifact import fetch_artifact
-from .layout import CARD_FILE, METADATA_FILE, VARIANT, listing_digest
-from .metadata import Index, IndexEntry, parse_object
 from .publish import Additions, place, promises, publish, read_index
-from .reference import Reference
-from .resolve import ResolvedBuild, read_build
-from .sources import Candidate, Source
-from .storage import Storage
 
 Versions = Sequence[int] | Literal["all", "newest"]
 

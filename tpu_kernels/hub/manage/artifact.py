@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import VerificationError
-from .layout import list_files
-from .metadata import Metadata
-from .resolve import ResolvedBuild
-from .verify import verify
+from ...errors import VerificationError
+from ..layout import list_files
+from ..metadata import Metadata
+from ..resolve import ResolvedBuild
+from ..verify import verify
 
 
 @dataclass(frozen=True, eq=False)
