@@ -22,12 +22,13 @@ from types import ModuleType
 from ..errors import IncompatibleKernelError
 from ..log import warn_once
 from .configuration import configured_sources
+from .explanation import Decision, Explanation
 from .load import LoadedKernel, find_loaded
 from .load import load as _load
 from .load import loaded_kernels as _loaded_kernels
 from .reference import Reference
-from .resolve import Decision, Explanation, resolve_local
 from .resolve import resolve as _resolve
+from .resolve import resolve_local
 from .sources import Source, registry_root
 from .trust import Trust
 
@@ -70,7 +71,7 @@ def get_kernel(
         trust_remote_code: Whom to trust besides the organisations that the Hub calls trusted publishers and
             those that the user's allow-list names (`TPU_KERNELS_TRUST`, `TPU_KERNELS_TRUST_FILE`): True for
             everyone, or a list of organisations and repositories.
-        check_arch: Takes no effect: a build for TPUs is not tied to an architecture.
+        check_arch: Whether to refuse a kernel that is made for other TPU generations than the one here.
         source: Where to look, and nowhere else: `local` (what `LOCAL_KERNELS` names), `registry` (what ships
             with this package), `hub`, or the folder or URL of a registry. Otherwise `TPU_KERNELS_SOURCES`
             says it, by default `local,registry,hub`.
@@ -93,7 +94,7 @@ def get_kernel(
     if unsupported := _unsupported(reference, backend):
         raise unsupported
     trust = Trust.of(trust_remote_code)
-    loaded = _load_reference(reference, configured_sources(source, trust, _agent(user_agent)))
+    loaded = _load_reference(reference, configured_sources(source, trust, _agent(user_agent)), check_arch)
     if not reference.pinned:
         warn_once(
             f"{repo_id}: no version was asked for, so the newest is loaded, and that can change; "
@@ -132,6 +133,7 @@ def has_kernel(
         version=version,
         backend=backend,
         trust_remote_code=trust_remote_code,
+        check_arch=check_arch,
         source=source,
     )
     return explanation.build is not None
@@ -144,6 +146,7 @@ def explain(
     version: int | None = None,
     backend: str | None = None,
     trust_remote_code: bool | Iterable[str] = False,
+    check_arch: bool = True,
     source: str | os.PathLike[str] | None = None,
 ) -> Explanation:
     """What `get_kernel` would load and why, or why it would not; nothing is loaded.
@@ -165,7 +168,8 @@ def explain(
     reference = Reference(repo_id, version, revision)
     if unsupported := _unsupported(reference, backend):
         return Explanation(reference, (), unsupported)
-    return _resolve(reference, configured_sources(source, Trust.of(trust_remote_code)))
+    sources = configured_sources(source, Trust.of(trust_remote_code))
+    return _resolve(reference, sources, check_arch=check_arch)
 
 
 def get_local_kernel(
@@ -196,7 +200,8 @@ def get_local_kernel(
     """
     if backend not in _BACKENDS:
         raise _wrong_backend(str(repo_path), backend)
-    return _load(resolve_local(Path(repo_path))).module
+    sources = configured_sources(None, Trust.of(trust_remote_code), _agent(user_agent))
+    return _load(resolve_local(Path(repo_path), sources)).module
 
 
 def get_loaded_kernels() -> list[LoadedKernel]:
@@ -211,9 +216,9 @@ def get_loaded_kernels() -> list[LoadedKernel]:
 
 
 @functools.cache
-def _load_reference(reference: Reference, sources: tuple[Source, ...]) -> LoadedKernel:
+def _load_reference(reference: Reference, sources: tuple[Source, ...], check_arch: bool) -> LoadedKernel:
     # The cache is the receipt: a reference that was loaded is answered without a look at any file.
-    return _load(_resolve(reference, sources).unwrap())
+    return _load(_resolve(reference, sources, check_arch=check_arch).unwrap())
 
 
 _BACKENDS = (None, "tpu")

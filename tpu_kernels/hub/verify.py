@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import VerificationError
+from .explanation import ResolvedBuild
 from .layout import METADATA_FILE, SIGNATURE_FILE, digest, git_id, list_files
 from .metadata import Metadata
-from .resolve import ResolvedBuild
 from .sources import Files
 
 _UNDIGESTED = (METADATA_FILE, SIGNATURE_FILE)
@@ -56,6 +56,8 @@ def _read_verified(files: Files, metadata: Metadata) -> dict[str, bytes]:
     if files.git_ids is not None:
         _compare(files, contents, files.git_ids, "commit", git_id)
     digested = {path: content for path, content in contents.items() if path not in _UNDIGESTED}
+    if files.locked is not None:
+        _compare(files, digested, files.locked, "lock", lambda content, _: digest(content, "sha256"))
     if metadata.digest is not None:
         algorithm = metadata.digest.algorithm
         _compare(files, digested, metadata.digest.files, METADATA_FILE, lambda c, _: digest(c, algorithm))
