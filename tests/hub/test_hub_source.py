@@ -15,6 +15,7 @@ import pytest
 
 import tpu_kernels
 from tpu_kernels.errors import (
+    ConfigurationError,
     IncompatibleKernelError,
     InvalidMetadataError,
     KernelNotFoundError,
@@ -91,6 +92,34 @@ class TestLoading:
         server.clear()
         run_python(LOAD, server)
         assert paths(server) == [REFS]
+
+    def test_a_version_that_was_just_asked_for_costs_none(
+        self, make_source: MakeSource, serve: Serve, run_python: RunPython
+    ) -> None:
+        server = serve(make_source(version=1), make_source(version=2))
+        run_python(LOAD, server)
+        server.clear()
+        light = f"{LOAD}\nimport sys\nassert 'huggingface_hub.hf_api' not in sys.modules"
+        assert run_python(light, server, TPU_KERNELS_FRESH="60") == ""
+        # What tells that a version is fresh is the Hub's answer, not that the version was loaded.
+        [ref] = (server.root.parent / "home" / "hub").glob("kernels--*/refs/v1")
+        os.utime(ref, (time.time() - 100,) * 2)
+        run_python(LOAD, server, TPU_KERNELS_FRESH="200")
+        assert not server.requests
+        run_python(LOAD, server, TPU_KERNELS_FRESH="60")
+        assert paths(server) == [REFS]
+        os.utime(ref, (time.time() + 10_000,) * 2)
+        run_python(LOAD, server, TPU_KERNELS_FRESH="60")
+        run_python(LOAD, server, TPU_KERNELS_FRESH="60")
+        assert paths(server) == [REFS, REFS]
+
+    def test_a_window_that_is_no_number_is_named(
+        self, make_source: MakeSource, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        serve(make_source())
+        monkeypatch.setenv("TPU_KERNELS_FRESH", "1h")
+        with pytest.raises(ConfigurationError, match="TPU_KERNELS_FRESH='1h' is no number of seconds"):
+            tpu_kernels.has_kernel(REPO, version=1)
 
     def test_a_cached_commit_costs_none(
         self, make_source: MakeSource, serve: Serve, run_python: RunPython

@@ -20,7 +20,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..log import get_logger
-from .layout import METADATA_FILE, check_relative_path, git_id, read_document
+from .layout import METADATA_FILE, check_relative_path, git_id, read_document, replace_file
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -104,7 +103,9 @@ class HubCache:
             # A ref may vanish or be replaced by another process meanwhile.
             with contextlib.suppress(OSError, UnicodeDecodeError):
                 commit = read_document(path).decode().strip()
-                if COMMIT.fullmatch(commit) and self.has(repo_id, commit):
+                # A name with a dot before it is left by a process that was killed while it wrote.
+                is_ref = COMMIT.fullmatch(commit) and not path.name.startswith(".")
+                if is_ref and self.has(repo_id, commit):
                     refs[path.relative_to(folder).as_posix()] = commit
         return refs
 
@@ -126,7 +127,7 @@ class HubCache:
             if path.read_text() == commit:
                 os.utime(path)
                 return
-        self._write(repo_id, path, commit)
+        self._write(path, commit)
 
     def knows_publisher(self, repo_id: str, endpoint: str) -> bool:
         """Whether the Hub at `endpoint` called the publisher trusted when the kernel was fetched."""
@@ -140,7 +141,7 @@ class HubCache:
     def remember_publisher(self, repo_id: str, endpoint: str) -> None:
         """Writes that the Hub at `endpoint` called the publisher trusted."""
         path = self._repository(repo_id) / _RECEIPT_FILE
-        self._write(repo_id, path, json.dumps({"endpoint": endpoint, "trusted": True}))
+        self._write(path, json.dumps({"endpoint": endpoint, "trusted": True}))
 
     def _repository(self, repo_id: str) -> Path:
         return self.root / "--".join(["kernels", *repo_id.split("/")])
@@ -148,15 +149,10 @@ class HubCache:
     def _listing(self, repo_id: str, commit: str) -> Path:
         return self._repository(repo_id) / "trees" / f"{commit}.json"
 
-    def _write(self, repo_id: str, path: Path, content: str) -> None:
-        temporary = self._repository(repo_id) / f".{path.name}.{secrets.token_hex(8)}"
+    def _write(self, path: Path, content: str) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_text(content)
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            replace_file(path, content.encode())
         except OSError as error:
             # A cache may be shared and read-only: then it serves what it holds.
             get_logger().info("%s was not written: %s", path, error)

@@ -105,7 +105,12 @@ class HubSource:
         repo_id, commit = candidate.repo_id, _commit(candidate)
         if self._cache.listing(repo_id, commit) is None:
             if not self._reachable(repo_id):
-                return self._cache.variants(repo_id, commit)
+                if not (here := self._cache.variants(repo_id, commit)):
+                    raise SourceUnavailableError(
+                        f"{candidate} at the commit {commit} is not in the cache {self._cache.root}, and the Hub "
+                        f"({self._client.endpoint}) cannot be asked for it; load it once while it can"
+                    )
+                return here
             # One request brings the listing, and with it comes the metadata of what may run here.
             metadata = [f"build/{pattern}/{METADATA_FILE}" for pattern in TPU_PATTERNS]
             self._client.fetch(repo_id, commit, metadata, local=False)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import secrets
 from pathlib import Path
 
 from ..errors import TpuKernelsError
@@ -57,6 +58,20 @@ def read_document(path: Path) -> bytes:
     """
     with path.open("rb") as file:
         return file.read(LARGEST_DOCUMENT + 1)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Makes a file hold `content`, all at once: no reader, and no later one, ever finds half of it.
+
+    Raises:
+        OSError: It cannot be written; what was there is still there.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def digest(content: bytes, algorithm: str) -> str:

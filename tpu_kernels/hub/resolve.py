@@ -145,14 +145,19 @@ class _Resolver:
         for verdict in verdicts:
             if verdict.refusal:
                 self._reject(source, subjects[verdict.name], verdict.refusal)
+        accepted = [verdict.name for verdict in verdicts if not verdict.refusal]
         failures = []
-        for verdict in verdicts:
-            if not verdict.refusal:
-                variant = candidate.of_variant(verdict.name)
-                try:
-                    return self._inspect(reference, source, variant, subjects[verdict.name], dependants)
-                except IncompatibleKernelError as error:
-                    failures.append(error)
+        for place, name in enumerate(accepted):
+            try:
+                build = self._inspect(
+                    reference, source, candidate.of_variant(name), subjects[name], dependants
+                )
+            except IncompatibleKernelError as error:
+                failures.append(error)
+                continue
+            for other in accepted[place + 1 :]:
+                self._reject(source, subjects[other], f"{name} is preferred")
+            return build
         if failures:
             raise failures[0]
         message = _no_build(str(candidate), names)

@@ -55,8 +55,8 @@ class Files:
     """The files of a build on this machine, and what they have to agree with before they may run.
 
     `digests_required` says whether a build whose metadata lists no digests is refused. `git_ids` are the
-    names that the files have in the commit they come from; `locked` is the SHA-256 of each file that a lock
-    promises, in base64. Where `links_into` is a folder, a file may be a
+    names that the files have in the commit they come from; `locked` is the SHA-256 of each file, in
+    base64, that the lock `locked_by` promises. Where `links_into` is a folder, a file may be a
     link to a regular file in it. `remedy` is what to do when the files are not the right ones.
     """
 
@@ -66,6 +66,7 @@ class Files:
     links_into: Path | None = None
     remedy: str = "install or build it again"
     locked: Mapping[str, str] | None = None
+    locked_by: str = ""
 
 
 class Source(Protocol):
