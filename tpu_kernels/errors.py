@@ -25,6 +25,10 @@ class InvalidMetadataError(TpuKernelsError, ValueError):
     """A kernel's `metadata.json`, `build.toml` or a registry index is malformed."""
 
 
+class LockError(TpuKernelsError, ValueError):
+    """A lock is missing or malformed, or does not hold a kernel that it should."""
+
+
 class VerificationError(TpuKernelsError):
     """A kernel's files are not the ones its digests promise. Nothing of it was run.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,11 +24,19 @@ SAMPLE = Path(__file__).parents[1] / "authoring" / "sample-kernel"
 
 REPO = "tpu-kernels/sample-kernel"
 
+# Stock takes a process for a TPU's by this attribute, which torch_tpu does not set.
+ON_A_TPU = """
+import types
+import torch
+torch.backends.tpu = types.ModuleType("torch.backends.tpu")
+"""
+
 # KERNELS_CACHE would come before the cache in HF_HOME. Told not to track, stock 0.17.2 sends an empty user agent,
 # which no HTTP client lets through.
 DROPPED = ("KERNELS_CACHE", "HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK")
 
 MakeSource = Callable[..., Path]
+Publish = Callable[..., str]
 UseRegistry = Callable[..., Path]
 Serve = Callable[..., FakeHub]
 RunPython = Callable[..., str]
@@ -47,6 +57,44 @@ def make_source(tmp_path: Path) -> MakeSource:
         return source
 
     return make
+
+
+@pytest.fixture
+def publish(tmp_path: Path) -> Publish:
+    """Writes a kernel in the layout of stock `kernels`, as others publish them: metadata and one module."""
+
+    def write(
+        repo_id: str,
+        code: str,
+        *,
+        version: int = 1,
+        variants: Sequence[str] = ("torch-tpu",),
+        depends: Mapping[str, int] | None = None,
+        **metadata: object,
+    ) -> str:
+        name = repo_id.partition("/")[2]
+        builds = tmp_path / "repositories" / repo_id / f"v{version}" / "build"
+        kernel_id = (
+            f"_{name.replace('-', '_')}_tpu_{hashlib.sha256(f'{builds}{code}'.encode()).hexdigest()[:8]}"
+        )
+        content = {
+            "name": name,
+            "id": kernel_id,
+            "version": version,
+            "license": "MIT",
+            "python-depends": [],
+            "backend": {"type": "tpu"},
+            "kernel-depends": [{"repo-id": other, "version": at} for other, at in (depends or {}).items()],
+            **metadata,
+        }
+        for variant in variants:
+            folder = builds / variant
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "metadata.json").write_text(json.dumps(content))
+            (folder / "__init__.py").write_text(f"VARIANT = {variant!r}\n{code}\n")
+        return kernel_id
+
+    return write
 
 
 @pytest.fixture
@@ -78,6 +126,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             monkeypatch.setenv("KERNELS_CACHE", str(tmp_path / "cache"))
             monkeypatch.setenv("NO_PROXY", "*")
             monkeypatch.setenv("TPU_KERNELS_SOURCES", "hub")
+            monkeypatch.setenv("TPU_KERNELS_FRESH", "0")
             return server
 
         yield start
@@ -91,7 +140,12 @@ def run_python(tmp_path: Path) -> RunPython:
         inherited = {name: value for name, value in os.environ.items() if name not in DROPPED}
         process = subprocess.run(
             [sys.executable, "-B", "-c", script],
-            env={**inherited, **server.environment(tmp_path / "home"), **environment},
+            env={
+                **inherited,
+                **server.environment(tmp_path / "home"),
+                "TPU_KERNELS_FRESH": "0",
+                **environment,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

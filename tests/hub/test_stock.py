@@ -12,7 +12,7 @@ from tpu_kernels.authoring import build
 from tpu_kernels.hub import registry_root
 from tpu_kernels.testing import FakeHub
 
-from .conftest import REPO, MakeSource, RunPython, Serve
+from .conftest import ON_A_TPU, REPO, MakeSource, RunPython, Serve
 
 pytest.importorskip("kernels")
 
@@ -35,12 +35,8 @@ def test_stock_reads_the_metadata_and_computes_the_same_digests(
 
 def test_stock_loads_the_artifact(make_source: MakeSource, tmp_path: Path) -> None:
     kernel = build(make_source(), tmp_path / "out")
-    # Stock takes a process for a TPU's by this attribute, which torch_tpu does not set.
-    script = f"""
-import types
+    script = f"""{ON_A_TPU}
 from pathlib import Path
-import torch
-torch.backends.tpu = types.ModuleType("torch.backends.tpu")
 import kernels
 kernel = kernels.get_local_kernel(Path({str(tmp_path / "out")!r}))
 assert kernel.__name__ == {kernel.metadata.id!r}
@@ -50,12 +46,6 @@ assert kernel.late() == "verified"
     subprocess.run([sys.executable, "-B", "-c", script], check=True, timeout=300)
 
 
-# Stock takes a process for a TPU's by this attribute, which torch_tpu does not set.
-ON_A_TPU = """
-import types
-import torch
-torch.backends.tpu = types.ModuleType("torch.backends.tpu")
-"""
 # What a user of stock `kernels` has written.
 SCRIPT = f"""
 from kernels import get_kernel, get_loaded_kernels, has_kernel

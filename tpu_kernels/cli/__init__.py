@@ -20,6 +20,7 @@ from .emulate import emulate
 from .explain import explain
 from .info import info
 from .list import list_
+from .lock import lock
 from .mirror import mirror
 from .verify import verify
 from .versions import versions
@@ -39,6 +40,7 @@ app.command()(versions)
 app.command()(explain)
 app.command()(download)
 app.command()(verify)
+app.command()(lock)
 app.command()(mirror)
 app.add_typer(cache.app, name="cache")
 app.command()(build)

@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterator
 
 from ..analysis.cache import FOLDER_VARIABLE
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, LockError
 from ..hub.configuration import (
     CACHE_VARIABLE,
     DEFAULT_SOURCES,
     ENDPOINT_VARIABLE,
+    FRESH_VARIABLE,
     LOCAL_VARIABLE,
+    LOCK_VARIABLE,
     SOURCES_VARIABLE,
     configured_sources,
 )
@@ -33,6 +35,8 @@ _EFFECTS = {
     FOLDER_VARIABLE: "where outcomes of the compiler are kept",
     LEVEL_VARIABLE: "what is logged",
     "TPU_KERNELS_EMULATE": "pytest runs on an emulated TPU if it is 1",
+    LOCK_VARIABLE: "the lock that says which builds to take",
+    FRESH_VARIABLE: "seconds for which what the Hub said is not asked for again",
     LOCAL_VARIABLE: "folders that come before every other source",
     CACHE_VARIABLE: "the Hub's cache, for kernels only",
     "HF_HUB_CACHE": f"the Hub's cache, where {CACHE_VARIABLE} is not set",
@@ -76,7 +80,7 @@ def _unknown() -> Iterator[Finding]:
 def _unreadable() -> Iterator[Finding]:
     try:
         configured_sources(None, Trust.of())
-    except ConfigurationError as error:
+    except (ConfigurationError, LockError) as error:
         yield Finding(_SECTION, "problem", "configuration", str(error), "correct or unset it")
     level = os.environ.get(LEVEL_VARIABLE, "")
     if level and level.upper() not in logging.getLevelNamesMapping():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from ..errors import ConfigurationError, SourceUnavailableError, TpuKernelsError
+from ..errors import ConfigurationError, LockError, SourceUnavailableError, TpuKernelsError
 from ..hub.bucket import BucketSource
 from ..hub.configuration import configured_sources
 from ..hub.hub_source import HubSource
+from ..hub.lock_source import LockSource
 from ..hub.manage.inventory import read_metadata
-from ..hub.sources import IndexedSource, LocalSource, Source, local_variant
+from ..hub.sources import IndexedSource, LocalSource, Source, local_builds
 from ..hub.trust import Trust
 from .finding import Finding, within
 
@@ -23,13 +24,16 @@ def examine(*, offline: bool) -> Iterator[Finding]:
     """Each source in the order it is asked. Those that do not answer are a problem if none does."""
     try:
         sources = configured_sources(None, Trust.of())
-    except ConfigurationError:
+    except (ConfigurationError, LockError):
         return  # the environment says why
     answers: dict[str, str] = {}
     failures: dict[str, str] = {}
     for source in sources:
         if isinstance(source, LocalSource):
             yield from _overrides(source)
+        elif isinstance(source, LockSource):
+            kernels = f"locks {len(source.lock.kernels)} kernels, served by the sources behind it"
+            yield Finding(_SECTION, "ok", source.name, f"{source.lock.origin} {kernels}")
         elif offline and isinstance(source, (HubSource, BucketSource)):
             answers[source.name] = "not asked (--offline)"
         else:
@@ -75,7 +79,7 @@ def _ask_hub(endpoint: str) -> str:
 def _overrides(source: LocalSource) -> Iterator[Finding]:
     for repo_id, folder in source.folders:
         try:
-            metadata = read_metadata(local_variant(folder))
+            metadata = read_metadata(local_builds(folder)[0])
         except TpuKernelsError as error:
             remedy = "build it there, or take it out of LOCAL_KERNELS"
             yield Finding(_SECTION, "problem", source.name, f"{repo_id}: {error}", remedy)

@@ -2,23 +2,35 @@
 
 Builds are kept on this machine under a name that stands for all of their files: the SHA-256 of what the index
 lists of them, or where it lists none, of their `metadata.json`, which lists the digests of all other files. So
-a build that is here is the right one wherever it came from, and is never fetched again.
+a build that is here is the right one wherever it came from, and is never fetched again. The index is kept too,
+for when the bucket cannot be reached.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import KernelNotFoundError, SourceUnavailableError, VerificationError
+from ..files import replace_file
+from ..log import get_logger, warn_once
 from . import usage
-from .layout import CARD_FILE, METADATA_FILE, VARIANT, listing_digest
+from .explanation import ResolvedBuild
+from .layout import (
+    CARD_FILE,
+    LARGEST_DOCUMENT,
+    METADATA_FILE,
+    VARIANT,
+    excessive,
+    listing_digest,
+    read_document,
+)
 from .metadata import Index, Metadata, parse_json
-from .resolve import ResolvedBuild
 from .sources import INDEX_FILE, Candidate, Files, IndexedSource, read_metadata_file
 from .storage import Storage
 from .verify import verify
@@ -48,13 +60,21 @@ class BucketSource(IndexedSource):
 
     @functools.cached_property
     def index(self) -> Index:
-        content = self._storage.read(INDEX_FILE)
+        try:
+            content = self._storage.read(INDEX_FILE, limit=LARGEST_DOCUMENT)
+        except SourceUnavailableError as error:
+            content = self._kept_index()
+            if content is None:
+                raise
+            warn_once(f"{error}; the index is the one that was read last")
         if content is None:
             raise KernelNotFoundError(
                 f"{self.url} is no registry of kernels: there is no {INDEX_FILE} in it; make one with: "
-                "tpu-kernels mirror ORG/NAME --to {self.url}"
+                f"tpu-kernels mirror ORG/NAME --to {self.url}"
             )
-        return parse_json(Index, content, f"{self.url}/{INDEX_FILE}")
+        index = parse_json(Index, content, f"{self.url}/{INDEX_FILE}")
+        self._keep_index(content)
+        return index
 
     def address(self, location: str) -> str:
         return f"{self.url.rstrip('/')}/{location}/build/{VARIANT}"
@@ -64,7 +84,8 @@ class BucketSource(IndexedSource):
         if kept.is_dir():
             content = read_metadata_file(kept)
             return self.check_metadata(candidate, content, f"to download it again, delete {kept}")
-        fetched = self._storage.read(f"{candidate.location}/build/{VARIANT}/{METADATA_FILE}")
+        path = f"{candidate.location}/build/{VARIANT}/{METADATA_FILE}"
+        fetched = self._storage.read(path, limit=LARGEST_DOCUMENT)
         if fetched is None:
             raise VerificationError(f"{candidate.address} has no {METADATA_FILE}, which the index promises")
         return self.check_metadata(candidate, fetched, "copy the registry again")
@@ -92,8 +113,12 @@ class BucketSource(IndexedSource):
                 work = Path(temporary) / folder.name
                 work.mkdir()
                 (work / METADATA_FILE).write_bytes(content)
-                for path in self._listed(candidate, metadata):
+                size = 0
+                for number, path in enumerate(self._listed(candidate, metadata)):
                     data = self._storage.read(f"{candidate.location}/build/{VARIANT}/{path}")
+                    size += len(data or b"")
+                    if excess := excessive(number, size):
+                        raise VerificationError(f"{candidate.address} holds {excess}; nothing of it was kept")
                     # What is missing is named by the verification, with all else that is wrong.
                     if data is not None:
                         target = work / path
@@ -136,6 +161,26 @@ class BucketSource(IndexedSource):
     def _kept(self, candidate: Candidate) -> Path:
         listed = self.entry(candidate).files
         return builds_folder() / (listing_digest(listed) if listed else self.promised(candidate))
+
+    @property
+    def _index_file(self) -> Path:
+        name = hashlib.sha256(self.url.encode()).hexdigest()
+        return builds_folder().with_name("indexes") / f"{name}.json"
+
+    def _kept_index(self) -> bytes | None:
+        try:
+            return read_document(self._index_file)
+        except OSError:
+            return None
+
+    def _keep_index(self, content: bytes) -> None:
+        """Keeps the index for when the bucket cannot be reached; what is in it is checked as ever."""
+        if content == self._kept_index():
+            return
+        try:
+            replace_file(self._index_file, content)
+        except OSError as error:
+            get_logger().info("%s was not written: %s", self._index_file, error)
 
     @functools.cached_property
     def _storage(self) -> Storage:

@@ -15,8 +15,8 @@ from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import InvalidMetadataError
-from .layout import check_relative_path
-from .reference import check_repo_id
+from .layout import LARGEST_DOCUMENT, check_relative_path
+from .reference import Reference, check_repo_id
 
 
 def _check_identifier(value: str) -> str:
@@ -88,9 +88,22 @@ class Digest(Model):
 
 
 class KernelDependency(Model):
-    """Another kernel that a kernel loads."""
+    """Another kernel, in one version or at one revision."""
 
-    repo_id: NonEmpty
+    repo_id: RepoId
+    version: int | None = None
+    revision: str | None = None
+
+    @model_validator(mode="after")
+    def _is_pinned(self) -> KernelDependency:
+        if not self.reference.pinned:
+            raise ValueError(f"{self.repo_id} has neither a 'version' nor a 'revision'")
+        return self
+
+    @property
+    def reference(self) -> Reference:
+        """The kernel as it is asked for."""
+        return Reference(self.repo_id, self.version, self.revision)
 
 
 class Metadata(Model):
@@ -101,7 +114,10 @@ class Metadata(Model):
     version: Annotated[int, Field(ge=0)]
     license: NonEmpty
     python_depends: Sequence[str]
-    kernel_depends: Sequence[KernelDependency] | None = None
+    kernel_depends: Sequence[KernelDependency] = ()
+    kernels_minver: str | None = None
+    upstream: str | None = None
+    source: str | None = None
     backend: Backend
     digest: Digest | None = None
     tpu: Tpu | None = None
@@ -133,6 +149,8 @@ class Index(Model):
         return self
 
 
+_MOST_PROBLEMS = 20
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -140,12 +158,16 @@ def parse_json(model: type[ModelT], content: bytes, origin: str) -> ModelT:
     """Reads `content` as a `model`; `origin`, the file it comes from, leads every message.
 
     Raises:
-        InvalidMetadataError: `content` is no JSON or breaks the model, with file, field and value.
+        InvalidMetadataError: `content` is too large, no JSON or breaks the model, with file, field and value.
 
     Example:
         >>> parse_json(Backend, b'{"type": "tpu"}', "metadata.json").type
         'tpu'
     """
+    if len(content) > LARGEST_DOCUMENT:
+        raise InvalidMetadataError(
+            f"{origin}: it is larger than {LARGEST_DOCUMENT} bytes, which no kernel needs"
+        )
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
@@ -162,11 +184,14 @@ def parse_object(model: type[ModelT], data: dict[str, Any], origin: str) -> Mode
 
 def _describe(error: ValidationError, origin: str) -> str:
     lines = []
-    for problem in error.errors(include_url=False):
+    problems = error.errors(include_url=False)
+    for problem in problems[:_MOST_PROBLEMS]:
         # "[key]" is pydantic's mark for "the key itself is wrong".
         field = ".".join(str(part) for part in problem["loc"] if part != "[key]")
         message = str(problem.get("ctx", {}).get("error", problem["msg"]))
         if problem["type"] not in ("missing", "value_error", "json_invalid"):
-            message += f", got {problem['input']!r}"
+            message += f", got {problem['input']!r:.200}"
         lines.append(f"{origin}: {field + ': ' if field else ''}{message}")
+    if more := len(problems) - len(lines):
+        lines.append(f"{origin}: and {more} more")
     return "\n".join(lines)

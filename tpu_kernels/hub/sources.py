@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from ..errors import KernelNotFoundError, VerificationError
-from .layout import CARD_FILE, METADATA_FILE, VARIANT
+from .layout import CARD_FILE, METADATA_FILE, VARIANT, read_document
 from .metadata import Index, IndexEntry, Metadata, parse_json
 from .reference import Reference
 
@@ -29,8 +29,9 @@ class Candidate:
     """A build that a source offers for a reference. Nothing of it has been read yet.
 
     `version` is None where only the build itself says which version it is. `location` is the source's own
-    name for the place: a folder, a commit; `address` is that of the variant folder, for readers. `reason`
-    says why the source offers the build, where there is more to say than the reference does.
+    name for the place: a folder, a branch; `address` is that of the variant folder, for readers. `reason`
+    says why the source offers the build, where there is more to say than the reference does. `commit` is the
+    one it comes from, where it comes from the Hub.
     """
 
     repo_id: str
@@ -38,6 +39,12 @@ class Candidate:
     location: str
     address: str
     reason: str = ""
+    variant: str = VARIANT
+    commit: str | None = None
+
+    def of_variant(self, name: str) -> Self:
+        """Another build of the same version."""
+        return replace(self, variant=name, address=f"{self.address.rpartition('/')[0]}/{name}")
 
     def __str__(self) -> str:
         return f"{self.repo_id} v{self.version}" if self.version is not None else self.repo_id
@@ -48,9 +55,9 @@ class Files:
     """The files of a build on this machine, and what they have to agree with before they may run.
 
     `digests_required` says whether a build whose metadata lists no digests is refused. `git_ids` are the
-    names that the files have in the commit they come from, or their SHA-256 (hex) by the index. Where
-    `links_into` is a folder, a file may be a link to a regular file in it. `remedy` is what to do when the
-    files are not the right ones.
+    names that the files have in the commit they come from, or their SHA-256 (hex) by the index; `locked` is
+    the SHA-256 of each file, in base64, that the lock `locked_by` promises. Where `links_into` is a folder, a
+    file may be a link to a regular file in it. `remedy` is what to do when the files are not the right ones.
     """
 
     path: Path
@@ -58,6 +65,8 @@ class Files:
     git_ids: Mapping[str, str] | None = None
     links_into: Path | None = None
     remedy: str = "install or build it again"
+    locked: Mapping[str, str] | None = None
+    locked_by: str = ""
 
 
 class Source(Protocol):
@@ -66,6 +75,10 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """What messages and traces call it."""
+
+    @property
+    def binding(self) -> bool:
+        """Whether a kernel that it has comes from it or not at all, as the user said which build to take."""
 
     def repo_ids(self) -> list[str]:
         """The kernels it can list, for suggestions; empty where it cannot list any."""
@@ -78,6 +91,13 @@ class Source(Protocol):
 
         Raises:
             UntrustedKernelError: There are some, of a publisher that is not trusted.
+            SourceUnavailableError: It cannot be asked.
+        """
+
+    def variants(self, candidate: Candidate) -> Sequence[str] | None:
+        """The names of the builds of a candidate's version; None where the candidate is the only one.
+
+        Raises:
             SourceUnavailableError: It cannot be asked.
         """
 
@@ -96,6 +116,8 @@ class Source(Protocol):
 
 class IndexedSource:
     """A source that knows its builds from an index, which promises the `metadata.json` of each."""
+
+    binding = False
 
     @functools.cached_property
     def index(self) -> Index:
@@ -124,6 +146,9 @@ class IndexedSource:
             for version in versions
             for path in [entries[str(version)].path]
         ]
+
+    def variants(self, candidate: Candidate) -> None:
+        return None
 
     def address(self, location: str) -> str:
         """Where the variant folder of a location is, for readers."""
@@ -166,7 +191,7 @@ class RegistrySource(IndexedSource):
     def index(self) -> Index:
         path = self.root / INDEX_FILE
         try:
-            content = path.read_bytes()
+            content = read_document(path)
         except OSError as error:
             raise KernelNotFoundError(
                 f"the kernel registry cannot be read: {error}; {self._remedy}, "
@@ -216,6 +241,7 @@ class LocalSource:
 
     folders: tuple[tuple[str, Path], ...]
     name: str = "local"
+    binding: bool = True
 
     def repo_ids(self) -> list[str]:
         return [repo_id for repo_id, _ in self.folders]
@@ -225,10 +251,13 @@ class LocalSource:
 
     def find(self, reference: Reference) -> list[Candidate]:
         return [
-            Candidate(repo_id, None, str(folder), str(local_variant(folder)), "LOCAL_KERNELS names it")
+            Candidate(repo_id, None, str(folder), str(local_builds(folder)[0]), "LOCAL_KERNELS names it")
             for repo_id, folder in self.folders
             if repo_id == reference.repo_id
         ]
+
+    def variants(self, candidate: Candidate) -> list[str] | None:
+        return local_variants(Path(candidate.location))
 
     def read_metadata(self, candidate: Candidate) -> bytes:
         return read_metadata_file(Path(candidate.address))
@@ -271,7 +300,7 @@ def read_metadata_file(variant: Path) -> bytes:
     if path.is_symlink():
         raise VerificationError(f"{path} is a symbolic link; a kernel holds regular files only")
     try:
-        return path.read_bytes()
+        return read_document(path)
     except OSError as error:
         raise VerificationError(f"{path} cannot be read: {error}") from error
 
@@ -287,16 +316,23 @@ def _read_card(repository: Path) -> bytes | None:
         return None
 
 
-def local_variant(path: Path) -> Path:
-    """The variant folder at `path`: a kernel repository, its `build` folder, or the variant folder itself.
+def local_builds(path: Path) -> list[Path]:
+    """The variant folders of a kernel repository or its `build` folder; `path` alone if it is one itself.
 
     Raises:
-        KernelNotFoundError: There is none.
+        KernelNotFoundError: There are none.
     """
-    for folder in (path / "build" / VARIANT, path / VARIANT, path):
-        if (folder / METADATA_FILE).is_file():
-            return folder.resolve()
+    if (path / METADATA_FILE).is_file():
+        return [path.resolve()]
+    for folder in (path / "build", path):
+        if builds := sorted(file.parent.resolve() for file in folder.glob(f"*/{METADATA_FILE}")):
+            return builds
     raise KernelNotFoundError(
         f"{path} holds no built kernel: there is no build/{VARIANT}/{METADATA_FILE} in it; "
         "build one with: tpu-kernels build SOURCE --out DIR"
     )
+
+
+def local_variants(path: Path) -> list[str] | None:
+    """The names of the builds at `path`, None if it is the folder of one, which may have any name."""
+    return None if (path / METADATA_FILE).is_file() else [build.name for build in local_builds(path)]

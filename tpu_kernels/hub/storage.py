@@ -23,15 +23,17 @@ class Storage:
         file_system, root = self._file_system
         return Path(root) if "file" in _protocols(file_system) else None
 
-    def read(self, path: str) -> bytes | None:
-        """The content of a file, None where there is none.
+    def read(self, path: str, *, limit: int | None = None) -> bytes | None:
+        """The content of a file, cut off just past `limit` bytes; None where there is none.
 
         Raises:
             SourceUnavailableError: It cannot be read.
         """
         file_system, root = self._file_system
+        # Object stores refuse to give a part of an empty file, so only documents are asked for in part.
+        part = {} if limit is None else {"start": 0, "end": limit + 1}
         try:
-            return bytes(file_system.cat_file(f"{root}/{path}"))
+            return bytes(file_system.cat_file(f"{root}/{path}", **part))
         except FileNotFoundError:
             return None
         except Exception as error:  # each file system raises errors of its own

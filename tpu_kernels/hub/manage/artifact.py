@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors import VerificationError
+from ..explanation import ResolvedBuild
 from ..layout import list_files
 from ..metadata import Metadata
-from ..resolve import ResolvedBuild
 from ..verify import verify
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import SourceUnavailableError, TpuKernelsError, UntrustedKernelError
-from ..cache import COMMIT
+from ..explanation import Explanation, ResolvedBuild
 from ..hub_source import HubSource
 from ..metadata import Metadata
 from ..reference import Reference
 from ..requirements import UnmetRequirement, unmet_requirements
-from ..resolve import Explanation, ResolvedBuild, read_build, resolve
+from ..resolve import read_build, resolve
 from ..sources import Candidate, IndexedSource, Source
 from .inventory import cached_items
 
@@ -84,13 +84,12 @@ def list_versions(repo_id: str, sources: Sequence[Source]) -> tuple[list[ListedV
     """The versions of a kernel that each source has, newest first, and which of them would be loaded."""
     reference = Reference(repo_id)
     chosen = resolve(reference, sources).build
-    address = chosen.address if chosen else None
     listed: list[ListedVersion] = []
     failures: list[SourceFailure] = []
     for source in sources:
         try:
             listed += [
-                ListedVersion(source.name, c.version, _commit(c), c.address, c.address == address)
+                ListedVersion(source.name, c.version, c.commit, c.address, _is_of(c, chosen))
                 for c in source.find(reference)
             ]
         except UntrustedKernelError as error:
@@ -159,8 +158,8 @@ def _find(
         for candidate in candidates:
             if chosen is None:
                 return source, candidate, read_build(source, candidate)
-            if candidate.address == chosen.address:
-                return source, candidate, chosen
+            if _is_of(candidate, chosen):
+                return source, candidate.of_variant(chosen.address.rpartition("/")[2]), chosen
     explanation.unwrap()
     raise AssertionError("a build was chosen, and no source has it")
 
@@ -172,9 +171,9 @@ def _card(source: Source, candidate: Candidate) -> bytes | None:
         return None
 
 
-def _commit(candidate: Candidate) -> str | None:
-    end = candidate.location.rpartition("@")[2]
-    return end if COMMIT.fullmatch(end) else None
+def _is_of(candidate: Candidate, build: ResolvedBuild | None) -> bool:
+    """Whether `build` is one of the builds of a candidate's version, which differ in the last part."""
+    return build is not None and candidate.address.rpartition("/")[0] == build.address.rpartition("/")[0]
 
 
 def _summary(card: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -9,18 +10,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors import KernelNotFoundError, TpuKernelsError, VerificationError
-from ..client import HubClient
+from ..cache import HubCache
+from ..client import BYTECODE
+from ..explanation import ResolvedBuild
 from ..layout import METADATA_FILE, list_files, listing_digest
 from ..metadata import Metadata, parse_json
 from ..reference import Reference
-from ..resolve import ResolvedBuild, read_build
+from ..resolve import read_build
 from ..sources import (
     INDEX_FILE,
     Files,
     LocalSource,
     RegistrySource,
     Source,
-    local_variant,
+    local_builds,
     read_metadata_file,
 )
 from ..verify import verify
@@ -49,13 +52,7 @@ def check_folder(path: Path) -> list[CheckedBuild]:
     """
     if (path / INDEX_FILE).is_file():
         return list(_check_registry(RegistrySource(path, str(path)), None))
-    variant = local_variant(path)
-    try:
-        metadata = parse_json(Metadata, read_metadata_file(variant), str(variant / METADATA_FILE))
-    except TpuKernelsError as error:
-        return [CheckedBuild(variant.name, None, str(path), variant, _violations(error))]
-    build = ResolvedBuild(None, str(variant), metadata, lambda: Files(variant))
-    return [CheckedBuild(metadata.name, metadata.version, str(path), variant, _check(lambda: build))]
+    return [_check_variant(variant, str(path)) for variant in local_builds(path)]
 
 
 def check_kernels(repo_id: str | None, sources: Sequence[Source]) -> list[CheckedBuild]:
@@ -80,6 +77,15 @@ def check_kernels(repo_id: str | None, sources: Sequence[Source]) -> list[Checke
     return checked
 
 
+def _check_variant(variant: Path, place: str) -> CheckedBuild:
+    try:
+        metadata = parse_json(Metadata, read_metadata_file(variant), str(variant / METADATA_FILE))
+    except TpuKernelsError as error:
+        return CheckedBuild(variant.name, None, place, variant, _violations(error))
+    build = ResolvedBuild(None, str(variant), metadata, lambda: Files(variant))
+    return CheckedBuild(metadata.name, metadata.version, place, variant, _check(lambda: build))
+
+
 def _check_registry(source: RegistrySource, repo_id: str | None) -> Iterator[CheckedBuild]:
     wanted = source.index.aliases.get(repo_id, repo_id) if repo_id is not None else None
     for name, entries in source.index.kernels.items():
@@ -102,9 +108,15 @@ def _check_commit(item: CachedItem) -> Iterator[CheckedBuild]:
     """The builds of a commit in the Hub's cache, by the listing that came with it."""
     assert item.kernel is not None
     folder = hub_cache_folder()
+    listing = HubCache(folder).listing(item.kernel, item.revision)
     for variant in variants_in(item.path):
-        listing = HubClient(folder).listing(item.kernel, item.revision, f"build/{variant.name}")
-        files = Files(variant, listing is None, listing, folder, f"delete {item.path}")
+        prefix = f"build/{variant.name}/"
+        ids = {
+            path.removeprefix(prefix): entry.id
+            for path, entry in (listing or {}).items()
+            if path.startswith(prefix) and not any(fnmatch.fnmatch(path, pattern) for pattern in BYTECODE)
+        }
+        files = Files(variant, listing is None, ids if listing else None, folder, f"delete {item.path}")
 
         def build(files: Files = files) -> ResolvedBuild:
             path = files.path / METADATA_FILE

@@ -14,9 +14,10 @@ from ...errors import InvalidMetadataError
 from .. import usage
 from ..bucket import build_lock, builds_folder
 from ..configuration import CACHE_VARIABLE
-from ..layout import METADATA_FILE, VARIANT
+from ..layout import METADATA_FILE
 from ..metadata import Metadata, parse_json
 from ..sources import version_of_branch
+from ..variants import is_for_tpu
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
@@ -83,13 +84,8 @@ def scan_hub_cache(folder: Path) -> HFCacheInfo | None:
 
 
 def variants_in(repository: Path) -> list[Path]:
-    """The variant folders of a kernel repository that are for TPUs, or may be."""
-    found = []
-    for path in sorted(repository.glob("build/*")):
-        metadata = read_metadata(path)
-        if path.name == VARIANT or (metadata is not None and metadata.backend.type == "tpu"):
-            found.append(path)
-    return found
+    """The variant folders of a kernel repository that are for TPUs."""
+    return [path for path in sorted(repository.glob("build/*")) if is_for_tpu(path.name)]
 
 
 def read_metadata(variant: Path) -> Metadata | None:

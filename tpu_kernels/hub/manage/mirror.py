@@ -20,10 +20,11 @@ from ...errors import (
     TpuKernelsError,
 )
 from .. import usage
+from ..explanation import ResolvedBuild
 from ..layout import CARD_FILE, METADATA_FILE, VARIANT, listing_digest
 from ..metadata import Index, IndexEntry, parse_object
 from ..reference import Reference
-from ..resolve import ResolvedBuild, read_build
+from ..resolve import read_build
 from ..sources import Candidate, Source
 from ..storage import Storage
 from .artifact import fetch_artifact
