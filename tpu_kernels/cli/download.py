@@ -27,8 +27,8 @@ def download(
 ) -> None:
     """Fetch and verify kernels without loading them: tpu-kernels download tpu-kernels/ragged-dot@1
 
-    What is in the cache is not fetched again, and an interrupted download goes on where it stopped. Exit
-    status 1 if one of them failed; the others are there.
+    Also those that they depend on. What is in the cache is not fetched again, and an interrupted download goes
+    on where it stopped. Exit status 1 if one of them failed; the others are there.
     """
     sources = configured_sources(source, Trust.of(trust or False))
     references = parse_references(names, version)
@@ -38,7 +38,7 @@ def download(
         for reference in references:
             begin(reference.repo_id)
             try:
-                done.append(download_kernel(reference, sources, to))
+                done += download_kernel(reference, sources, to)
             except TpuKernelsError as error:
                 failures[str(reference)] = error
     if as_json:

@@ -16,7 +16,7 @@ from tpu_kernels.cli import app
 from tpu_kernels.hub import registry_root
 from tpu_kernels.testing import Fault
 
-from ..conftest import REPO, MakeSource, Serve, UseRegistry
+from ..conftest import REPO, MakeSource, Publish, Serve, UseRegistry
 
 
 def run(*arguments: str) -> tuple[int, Any]:
@@ -36,6 +36,15 @@ class TestDownload:
         server.clear()
         run("download", REPO, "--version", "1")
         assert [request.path for request in server.requests] == [f"/api/kernels/{REPO}/refs"]
+
+    def test_what_they_depend_on_comes_along(self, publish: Publish, serve: Serve, tmp_path: Path) -> None:
+        publish("tpu-kernels/base", "")
+        publish("tpu-kernels/top", "", depends={"tpu-kernels/base": 1})
+        serve()
+        code, found = run("download", "tpu-kernels/top", "--to", str(tmp_path / "out"))
+        names = [kernel["repo-id"] for kernel in found["kernels"]]
+        assert (code, names) == (0, ["tpu-kernels/base", "tpu-kernels/top"])
+        assert (tmp_path / "out/tpu-kernels/base/build/torch-tpu/__init__.py").is_file()
 
     def test_one_that_fails_does_not_hold_up_the_others(self, make_source: MakeSource, serve: Serve) -> None:
         serve(make_source())

@@ -34,7 +34,7 @@ from tpu_kernels.hub.storage import Storage
 from tpu_kernels.hub.trust import Trust
 from tpu_kernels.testing import FakeHub
 
-from ..conftest import REPO, MakeSource, Serve
+from ..conftest import REPO, MakeSource, Publish, Serve
 
 VARIANT = "build/torch-tpu"
 
@@ -142,6 +142,36 @@ class TestCopying:
         assert Storage(target).read("index.json") is None
         copy(target)
         assert [build.indexed for build in copy(target, dry_run=True).builds] == [True]
+
+
+class TestDependencies:
+    def test_they_come_along(
+        self, publish: Publish, serve: Serve, target: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("kernels")
+        uses = "from kernels import get_kernel_dep\nbase = get_kernel_dep('tpu-kernels/base')"
+        code = uuid.uuid4().hex
+        publish("tpu-kernels/base", f"NUMBER = 1  # {code}", version=1)
+        publish("tpu-kernels/base", f"NUMBER = 2  # {code}", version=2)
+        publish(
+            "tpu-kernels/top", f"{uses}\nNUMBER = base.NUMBER + 1  # {code}", depends={"tpu-kernels/base": 1}
+        )
+        server = serve()
+        report = copy(target, "tpu-kernels/top")
+        assert [(build.repo_id, build.version) for build in report.builds] == [
+            ("tpu-kernels/top", 1),
+            ("tpu-kernels/base", 1),
+        ]
+        server.close()
+        monkeypatch.setenv("TPU_KERNELS_SOURCES", target)
+        assert tpu_kernels.get_kernel("tpu-kernels/top", version=1).NUMBER == 2
+
+    def test_one_that_no_mirror_can_have_is_told(self, publish: Publish, serve: Serve, target: str) -> None:
+        depends = [{"repo-id": "tpu-kernels/base", "revision": "main"}]
+        publish("tpu-kernels/top", "", **{"kernel-depends": depends})
+        serve()
+        [failure] = copy(target, "tpu-kernels/top").failures
+        assert "depends on tpu-kernels/base, revision 'main'; a mirror holds versions" in str(failure.error)
 
 
 class TestTrust:

@@ -25,7 +25,7 @@ from ..layout import CARD_FILE, METADATA_FILE, VARIANT, listing_digest
 from ..metadata import Index, IndexEntry, parse_object
 from ..reference import Reference
 from ..resolve import read_build
-from ..sources import Candidate, Source
+from ..sources import Candidate, Source, version_of_branch
 from ..storage import Storage
 from .artifact import fetch_artifact
 from .publish import Additions, place, promises, publish, read_index
@@ -76,7 +76,7 @@ def mirror(
     dry_run: bool = False,
     on_build: Callable[[str], None] = lambda name: None,
 ) -> MirrorReport:
-    """Copies kernels from `source` into the registry at `target`, which may be new.
+    """Copies kernels, and those they depend on, from `source` into the registry at `target`, which may be new.
 
     Whether a build runs on this machine does not matter. What cannot be copied is in the report, and the rest
     is copied all the same. Two processes that write to one folder wait for each other. In a bucket, whoever
@@ -108,10 +108,13 @@ def mirror(
     additions = Additions({}, {})
     with usage.folder_alone(None if dry_run else storage.folder):
         index = read_index(storage)
-        for reference in references:
+        pending = list(references)
+        for reference in pending:  # which grows
             try:
                 for candidate, build in _wanted(reference, source, versions, skipped):
                     on_build(str(candidate))
+                    depends = _dependencies(candidate, build)
+                    pending += [dependency for dependency in depends if dependency not in pending]
                     if dry_run:
                         builds.append(_plan(index, source, candidate, build))
                         continue
@@ -123,6 +126,19 @@ def mirror(
         if additions.entries:
             publish(storage, additions)
     return MirrorReport(tuple(builds), tuple(skipped), tuple(failures))
+
+
+def _dependencies(candidate: Candidate, build: ResolvedBuild) -> list[Reference]:
+    """The kernels that a build depends on.
+
+    Raises:
+        CopyError: One of them is none that a mirror can have.
+    """
+    references = [dependency.reference for dependency in build.metadata.kernel_depends]
+    for reference in references:
+        if reference.revision is not None and version_of_branch(reference.revision) is None:
+            raise CopyError(f"{candidate} depends on {reference}; a mirror holds versions, and no revisions")
+    return references
 
 
 def _wanted(
