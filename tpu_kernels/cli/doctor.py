@@ -32,7 +32,7 @@ def doctor(
         print_json(findings=findings, problems=problems, warnings=warnings)
     else:
         show(*_lines(findings))
-        show(f"\n{problems} problems, {warnings} warnings")
+        show(f"\nproblems: {problems}, warnings: {warnings}")
     raise typer.Exit(1 if problems else 0)
 
 

@@ -29,8 +29,8 @@ def verify(
     Computes every digest again, of what is cached, shipped or in a folder (./org/name). Nothing is fetched or
     run. Exit status 1 if a file is not the one that was promised.
     """
-    # org/name is a kernel; a folder is named by ./ or the like, unless there is one of exactly that name.
-    if what is not None and Path(what).expanduser().is_dir():
+    # org/name is a kernel, unless there is a folder of that very name.
+    if what is not None and (what.startswith((".", "/", "~")) or Path(what).is_dir()):
         checked = check_folder(Path(what).expanduser())
     else:
         repo_id = None if what is None else Reference(what).repo_id

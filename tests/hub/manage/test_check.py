@@ -146,3 +146,5 @@ class TestVerify:
         serve()
         result = CliRunner().invoke(app, ["verify", "acme/nothing"])
         assert "nothing of acme/nothing is on this machine" in str(result.exception)
+        result = CliRunner().invoke(app, ["verify", "./nothing"])
+        assert "nothing holds no built kernel" in str(result.exception)
