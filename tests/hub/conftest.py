@@ -132,20 +132,20 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         yield start
 
 
+def environment_of(server: FakeHub, home: Path, **environment: str) -> dict[str, str]:
+    """The environment of a process that loads from a Hub with a cache of its own."""
+    inherited = {name: value for name, value in os.environ.items() if name not in DROPPED}
+    return {**inherited, **server.environment(home), "TPU_KERNELS_FRESH": "0", **environment}
+
+
 @pytest.fixture
 def run_python(tmp_path: Path) -> RunPython:
     """Runs a script in a process of its own, with a Hub, and returns what it prints on both streams."""
 
     def run(script: str, server: FakeHub, **environment: str) -> str:
-        inherited = {name: value for name, value in os.environ.items() if name not in DROPPED}
         process = subprocess.run(
             [sys.executable, "-B", "-c", script],
-            env={
-                **inherited,
-                **server.environment(tmp_path / "home"),
-                "TPU_KERNELS_FRESH": "0",
-                **environment,
-            },
+            env=environment_of(server, tmp_path / "home", **environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -153,6 +153,43 @@ def run_python(tmp_path: Path) -> RunPython:
         )
         assert process.returncode == 0, process.stdout
         return process.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def forking() -> Iterator[subprocess.Popen[str]]:
+    """The process that the scripts for stock are forked from."""
+    with subprocess.Popen(
+        [sys.executable, "-B", "-W", "ignore", str(Path(__file__).with_name("forking.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture
+def run_stock(forking: subprocess.Popen[str], tmp_path: Path) -> RunPython:
+    """Runs a script for stock `kernels` on what it takes for a TPU, with a cache of its own, as `run_python` does."""
+    numbers = itertools.count()
+
+    def run(script: str, server: FakeHub, **environment: str) -> str:
+        output = tmp_path / f"printed-{next(numbers)}"
+        job = {
+            "script": ON_A_TPU + script,
+            "environment": environment_of(server, tmp_path / "stock", **environment),
+            "output": str(output),
+        }
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+        forking.stdin.write(json.dumps(job) + "\n")
+        forking.stdin.flush()
+        assert forking.stdout.readline() == "0\n", output.read_text()
+        return output.read_text()
 
     return run
 

@@ -15,7 +15,7 @@ from tpu_kernels.errors import (
 )
 from tpu_kernels.hub import compatibility
 
-from .conftest import ON_A_TPU, Publish, RunPython, Serve
+from .conftest import Publish, RunPython, Serve
 
 pytest.importorskip("kernels")
 
@@ -29,12 +29,12 @@ assert top.NUMBER == 2
 
 
 def test_a_kernel_reaches_its_dependency_as_with_stock(
-    publish: Publish, serve: Serve, run_python: RunPython, tmp_path: Path
+    publish: Publish, serve: Serve, run_stock: RunPython, run_python: RunPython
 ) -> None:
     publish(BASE, "NUMBER = 1")
     publish(TOP, f"{USES}\nNUMBER = base.NUMBER + 1", depends={BASE: 1})
     server = serve()
-    run_python(ON_A_TPU + SCRIPT, server, HF_HOME=str(tmp_path / "stock"))
+    run_stock(SCRIPT, server)
     stock = len(server.requests)
     server.clear()
     run_python(SCRIPT.replace("from kernels", "from tpu_kernels"), server)

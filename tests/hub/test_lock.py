@@ -26,7 +26,7 @@ from tpu_kernels.errors import (
 from tpu_kernels.hub.lock import read_lock
 from tpu_kernels.testing import FakeHub
 
-from .conftest import ON_A_TPU, REPO, MakeSource, Publish, RunPython, Serve, UseRegistry
+from .conftest import REPO, MakeSource, Publish, RunPython, Serve, UseRegistry
 
 OTHER, BASE = "acme/other", "acme/base"
 
@@ -90,7 +90,7 @@ class TestWriting:
         assert check(project) == []
 
     def test_stock_reads_it_and_loads_by_it(
-        self, publish: Publish, serve: Serve, run_python: RunPython, write_project: WriteProject
+        self, publish: Publish, serve: Serve, run_stock: RunPython, write_project: WriteProject
     ) -> None:
         publish(BASE, "NUMBER = 1")
         publish(
@@ -103,13 +103,13 @@ class TestWriting:
         run(project)
         file = project / "kernels.lock"
         assert set(commits(project)) == {OTHER, BASE}
-        script = f"""{ON_A_TPU}
+        script = f"""
 from pathlib import Path
 import kernels
 assert kernels.get_locked_kernel({OTHER!r}, lockfile=Path({str(file)!r})).NUMBER == 1
 assert kernels.load_kernel({OTHER!r}, lockfile=Path({str(file)!r})).NUMBER == 1
 """
-        run_python(script, server)
+        run_stock(script, server)
 
     def test_what_is_locked_stays_until_it_is_upgraded(
         self, publish: Publish, serve: Serve, write_project: WriteProject
@@ -318,7 +318,7 @@ class TestLoading:
 
 class TestFinding:
     def test_a_script_finds_the_lock_of_its_project_and_no_other(
-        self, locked: tuple[FakeHub, Path], run_python: RunPython, tmp_path: Path
+        self, locked: tuple[FakeHub, Path], tmp_path: Path
     ) -> None:
         _, file = locked
         show = "from tpu_kernels.hub.configuration import lock_file; print(lock_file())"

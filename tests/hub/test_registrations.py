@@ -7,7 +7,7 @@ import pytest
 import tpu_kernels
 from tpu_kernels.errors import IncompatibleKernelError
 
-from .conftest import ON_A_TPU, Publish, RunPython, Serve
+from .conftest import Publish, RunPython, Serve
 
 torch = pytest.importorskip("torch")
 
@@ -40,7 +40,7 @@ SWALLOWED = (
 
 
 def test_stock_lets_a_second_version_change_the_first(
-    publish: Publish, serve: Serve, run_python: RunPython
+    publish: Publish, serve: Serve, run_stock: RunPython
 ) -> None:
     for version in (1, 2):
         publish(REPO, CUSTOM_OP.format(namespace="stock_fixed", factor=version), version=version)
@@ -51,7 +51,7 @@ assert first.scale(torch.ones(1)).item() == 1
 kernels.get_kernel({REPO!r}, version=2)
 assert first.scale(torch.ones(1)).item() == 2
 """
-    run_python(ON_A_TPU + script, serve())
+    run_stock(script, serve())
 
 
 @pytest.mark.parametrize(

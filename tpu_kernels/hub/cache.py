@@ -73,27 +73,32 @@ class HubCache:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
-    def drop_damaged(self, repo_id: str, commit: str, folder: str, names: Iterable[str]) -> list[str]:
-        """Removes those of the files `names` in a folder that are not the commit's; returns their names.
+    def drop_damaged(self, repo_id: str, commit: str, build: str, names: Iterable[str]) -> list[str]:
+        """Removes what is damaged of a build, if any of its files `names` is; returns what was removed.
 
-        The listing that says so is removed with them, since it may be what is damaged.
+        The listing that says so is removed with it, since it may be what is damaged.
         """
+        folder = self.snapshot(repo_id, commit) / "build" / build
+        prefix = f"build/{build}/"
         listing = self.listing(repo_id, commit) or {}
+        listed = {
+            path.removeprefix(prefix): entry for path, entry in listing.items() if path.startswith(prefix)
+        }
+        if not any(_differs(folder / name, listed.get(name)) for name in names):
+            return []
         damaged = []
-        for name in sorted(names):
-            path = self.snapshot(repo_id, commit) / folder / name
-            expected = listing.get(f"{folder}/{name}")
-            # What cannot be read or removed is left to the verification.
+        for name in sorted(listed):
+            path = folder / name
+            # What cannot be removed is left to the verification.
             with contextlib.suppress(OSError):
-                if expected is not None and not _is(path, expected):
+                if _differs(path, listed[name]):
                     blob = path.resolve()
                     path.unlink()
                     if blob.is_relative_to(self.root.resolve()):
                         blob.unlink(missing_ok=True)
                     damaged.append(name)
-        if damaged:
-            with contextlib.suppress(OSError):
-                self._listing(repo_id, commit).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._listing(repo_id, commit).unlink(missing_ok=True)
         return damaged
 
     def refs(self, repo_id: str) -> dict[str, str]:
@@ -161,10 +166,16 @@ class HubCache:
             get_logger().info("%s was not written: %s", path, error)
 
 
-def _is(path: Path, expected: Entry) -> bool:
-    # The size first: what is absurdly large is not read.
-    is_size = path.stat().st_size == expected.size
-    return is_size and git_id(path.read_bytes(), expected.id) == expected.id
+def _differs(path: Path, expected: Entry | None) -> bool:
+    """Whether a file is here and is not the one expected."""
+    if expected is None:
+        return False
+    try:
+        # The size first: what is absurdly large is not read.
+        is_size = path.stat().st_size == expected.size
+        return not is_size or git_id(path.read_bytes(), expected.id) != expected.id
+    except OSError:
+        return False
 
 
 def _entry(file: dict[str, Any]) -> Entry:

@@ -236,7 +236,7 @@ class HubSource:
                 f"{candidate} is in the cache in part only, without {', '.join(lacking)}, and the Hub "
                 f"({self._client.endpoint}) cannot be asked for the rest; load it once while it can"
             )
-        if damaged := self._cache.drop_damaged(repo_id, commit, folder, names):
+        if damaged := self._cache.drop_damaged(repo_id, commit, candidate.variant, names):
             raise VerificationError(
                 f"the files in {path} are not the ones its commit lists:\n  "
                 + "\n  ".join(f"changed: {name}" for name in damaged)
