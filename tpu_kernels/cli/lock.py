@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ..hub.configuration import configured_sources
-from ..hub.lock import LOCK_FILE, read_former_lock, read_lock, write_lock
+from ..hub.layout import LOCK_FILE
+from ..hub.lock import read_former_lock, read_lock, write_lock
 from ..hub.lock_source import LockSource
 from ..hub.locking import lock_kernels, read_requirements
 from ..hub.sources import LocalSource

@@ -13,7 +13,6 @@ from ..log import warn_once
 from .configuration import configured_sources
 from .explanation import Explanation
 from .load import LoadedKernel, load, loaded_kernels
-from .lock_source import LockSource
 from .reference import Reference
 from .resolve import resolve, resolve_local
 from .sources import Source
@@ -223,7 +222,7 @@ def _load_reference(reference: Reference, sources: tuple[Source, ...], check_arc
     # The cache is the receipt: a reference that was loaded is answered without a look at any file.
     build = resolve(reference, sources, check_arch=check_arch).unwrap()
     loaded = load(build)
-    if not reference.pinned and build.source != LockSource.name:
+    if not reference.pinned and build.source != "lock":
         warn_once(
             f"{reference.repo_id}: no version was asked for, so the newest is loaded, and that can change; "
             f"pin it: get_kernel({reference.repo_id!r}, version={loaded.version})"

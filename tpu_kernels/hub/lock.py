@@ -24,7 +24,6 @@ from .layout import read_document, replace_file
 from .metadata import KernelDependency, Model, NonEmpty, RelativePath, parse_json
 from .reference import Reference
 
-LOCK_FILE = "kernels.lock"
 DIGESTS_FILE = "tpu-kernels.lock"
 
 _AGAIN = "run: tpu-kernels lock"
