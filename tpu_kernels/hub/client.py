@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import KernelNotFoundError, SourceUnavailableError
+from ..errors import KernelNotFoundError, SourceUnavailableError, VerificationError
 from ..log import get_logger
 from .cache import COMMIT
 
@@ -130,8 +130,9 @@ class HubClient:
 
         Raises:
             KernelNotFoundError: There is no such commit.
+            VerificationError: The listing of the commit, as it is here, names a file that the commit lacks.
         """
-        from huggingface_hub.errors import RevisionNotFoundError
+        from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionNotFoundError
 
         with self._failures(f"{repo_id} was not downloaded"):
             try:
@@ -148,6 +149,11 @@ class HubClient:
             except RevisionNotFoundError as error:
                 raise KernelNotFoundError(
                     f"{repo_id} has no commit {commit} (Hub: {self.endpoint})"
+                ) from error
+            except RemoteEntryNotFoundError as error:
+                raise VerificationError(
+                    f"the listing of {repo_id} at {commit} in the cache is damaged: it names a file that the Hub "
+                    f"({self.endpoint}) does not have: {_first_line(error)}; load it again to fetch the listing"
                 ) from error
 
     def _ask(self, call: Callable[[], T], patient: bool) -> T:
