@@ -95,7 +95,7 @@ class HubClient:
             if len(found) > _MOST_REFS:
                 raise ValueError(f"{len(found)} branches and tags, more than the {_MOST_REFS} that are read")
             # Branches last: where a tag has the name of a branch, stock takes the branch.
-            return {ref.name: _commit(ref.target_commit, repo_id) for ref in found}
+            return {_name(ref.name, repo_id): _commit(ref.target_commit, repo_id) for ref in found}
 
     def commit(self, repo_id: str, revision: str, *, patient: bool) -> str | None:
         """The commit of a revision that is no branch and no tag, such as the start of a commit."""
@@ -199,6 +199,12 @@ def _no_progress() -> type[Any]:
             super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
 
     return NoProgress
+
+
+def _name(value: object, repo_id: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no branch or tag of {repo_id}")
+    return value
 
 
 def _commit(value: object, repo_id: str) -> str:
