@@ -4,6 +4,7 @@ A line of JSON comes in for each: the script, its environment, and the file for 
 goes out.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -28,6 +29,9 @@ def run(script: str, environment: dict[str, str], output: str) -> int:
 
 for module in sys.argv[1:]:
     importlib.import_module(module)
+# Else the collector would write to, and so copy, all of this process's memory in each child.
+gc.collect()
+gc.freeze()
 for line in sys.stdin:
     child = os.fork()
     if not child:
