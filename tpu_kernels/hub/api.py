@@ -53,12 +53,15 @@ def get_kernel(
     Raises:
         InvalidReferenceError: `repo_id`, `version` or `revision` is malformed.
         ConfigurationError: So is `source`, `trust_remote_code` or an environment variable.
-        KernelNotFoundError: No source has the kernel, or not in that version.
+        LockError: So is the lock of the project.
+        KernelNotFoundError: No source has the kernel, or not in that version, or not the build that is locked.
         SourceUnavailableError: A source cannot be reached, no other one has the kernel, nor does the cache.
         UntrustedKernelError: Its publisher is not trusted.
-        IncompatibleKernelError: It does not run with what is installed.
+        IncompatibleKernelError: It, or a kernel that it depends on, does not run here, or would replace an op
+            that something else registered.
         InvalidMetadataError: Its metadata is malformed.
-        VerificationError: Its files are not the ones its digests promise; nothing of it was run.
+        VerificationError: Its files are not the ones its digests or the lock promise, or it is not signed as
+            `TPU_KERNELS_SIGNERS` wants it; nothing of it was run.
 
     Example:
         >>> import tpu_kernels
