@@ -161,7 +161,7 @@ def run_python(tmp_path: Path) -> RunPython:
 def forking() -> Iterator[subprocess.Popen[str]]:
     """The process that the scripts for stock are forked from."""
     with subprocess.Popen(
-        [sys.executable, "-B", "-W", "ignore", str(Path(__file__).with_name("forking.py"))],
+        [sys.executable, "-B", "-W", "ignore", str(Path(__file__).with_name("forking.py")), "torch"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

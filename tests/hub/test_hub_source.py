@@ -284,6 +284,7 @@ class TestFaults:
             refs(7),
             refs("../../elsewhere"),
             refs("v1"),
+            refs("0" * 40).replace(b'"v1"', b"null", 1),
             b"[" * 100_000,
         ],
     )

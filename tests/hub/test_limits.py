@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tpu_kernels
-from tpu_kernels.errors import InvalidMetadataError, LockError, SourceUnavailableError, VerificationError
+from tpu_kernels.errors import (
+    InvalidMetadataError,
+    LockError,
+    SourceUnavailableError,
+    TpuKernelsError,
+    VerificationError,
+)
 from tpu_kernels.hub import layout
 from tpu_kernels.hub.cache import HubCache
 from tpu_kernels.hub.lock import Lock, parse_lock
@@ -134,6 +141,39 @@ def test_listing(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> No
     path.write_bytes(content)
     for name in HubCache(root).listing("a/b", "0" * 40) or ():
         Path("/kernel", name).resolve().relative_to("/kernel")
+
+
+REFS = {
+    "branches": [{"name": "v1", "ref": "refs/heads/v1", "targetCommit": "0" * 40}],
+    "converts": [],
+    "tags": [{"name": "x", "ref": "refs/tags/x", "targetCommit": "1" * 40}],
+}
+LISTING = [
+    {"type": "directory", "path": "build/torch-tpu", "oid": "0" * 40, "size": 0},
+    {"type": "file", "path": "build/torch-tpu/metadata.json", "oid": "0" * 40, "size": 100},
+    {"type": "file", "path": "build/torch-tpu/__init__.py", "oid": "0" * 40, "size": 10},
+]
+PUBLISHER = {"name": "tpu-kernels", "fullname": "x", "avatarUrl": "", "trustedKernelPublisher": True}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_what_a_hub_answers(serve: Serve, publish: Publish, data: st.DataObject) -> None:
+    """Whatever it says to one question: the kernel loads or the error is of the family."""
+    publish(REPO, "")
+    server = serve()
+    part, document = data.draw(
+        st.sampled_from(
+            [("/refs", REFS), ("/tree/", LISTING), ("/overview", PUBLISHER), ("metadata.json", METADATA)]
+        )
+    )
+    method = "GET" if part == "metadata.json" else None
+    server.inject(Fault(part, status=200, body=data.draw(mutated(document)), method=method))
+    with tempfile.TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERNELS_CACHE", cache)
+        with contextlib.suppress(TpuKernelsError):
+            tpu_kernels.install_kernel(REPO, version=1)
+    server.close()
 
 
 class TestSizes:

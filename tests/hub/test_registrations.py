@@ -127,6 +127,25 @@ def test_a_failed_import_takes_its_ops_back(
     assert not hasattr(define, "__wrapped__")
 
 
+def test_a_kernel_that_brings_torch_with_it_can_be_tried_again(
+    publish: Publish, serve: Serve, run_python: RunPython
+) -> None:
+    code = CUSTOM_OP.replace('"{namespace}::scale"', 'f"{{__name__}}::scale"').format(factor=3)
+    publish(REPO, f"{code}\nimport os\nif 'KERNEL_FAILS' in os.environ:\n    raise RuntimeError('not ready')")
+    script = f"""
+import os, tpu_kernels
+os.environ["KERNEL_FAILS"] = "1"
+try:
+    tpu_kernels.get_kernel({REPO!r}, version=1)
+except RuntimeError as error:
+    assert str(error) == "not ready"
+del os.environ["KERNEL_FAILS"]
+import torch
+assert tpu_kernels.get_kernel({REPO!r}, version=1).scale(torch.ones(1)).item() == 3
+"""
+    run_python(script, serve())
+
+
 def test_an_op_of_torch_tpu_is_watched_too(publish: Publish, serve: Serve) -> None:
     pytest.importorskip("torch_tpu")
     for version in (1, 2):

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ..hub.configuration import configured_sources
-from ..hub.lock import LOCK_FILE, read_former_lock, read_lock, write_lock
+from ..hub.layout import LOCK_FILE
+from ..hub.lock import read_former_lock, read_lock, write_lock
 from ..hub.lock_source import LockSource
 from ..hub.locking import lock_kernels, read_requirements
 from ..hub.sources import LocalSource
@@ -35,7 +36,7 @@ def lock(
         bool, typer.Option("--json", help="Print what is locked, or what is wrong, as JSON.")
     ] = False,
 ) -> None:
-    """Lock the kernels of [tool.kernels.dependencies] in pyproject.toml: tpu-kernels lock"""
+    """Lock the kernels that tool.kernels.dependencies in pyproject.toml lists: tpu-kernels lock"""
     requirements = read_requirements(project)
     path = project / LOCK_FILE
     if check:

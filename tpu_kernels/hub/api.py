@@ -13,7 +13,6 @@ from ..log import warn_once
 from .configuration import configured_sources
 from .explanation import Explanation
 from .load import LoadedKernel, load, loaded_kernels
-from .lock_source import LockSource
 from .reference import Reference
 from .resolve import resolve, resolve_local
 from .sources import Source
@@ -54,12 +53,15 @@ def get_kernel(
     Raises:
         InvalidReferenceError: `repo_id`, `version` or `revision` is malformed.
         ConfigurationError: So is `source`, `trust_remote_code` or an environment variable.
-        KernelNotFoundError: No source has the kernel, or not in that version.
+        LockError: So is the lock of the project.
+        KernelNotFoundError: No source has the kernel, or not in that version, or not the build that is locked.
         SourceUnavailableError: A source cannot be reached, no other one has the kernel, nor does the cache.
         UntrustedKernelError: Its publisher is not trusted.
-        IncompatibleKernelError: It does not run with what is installed.
+        IncompatibleKernelError: It, or a kernel that it depends on, does not run here, or would replace an op
+            that something else registered.
         InvalidMetadataError: Its metadata is malformed.
-        VerificationError: Its files are not the ones its digests promise; nothing of it was run.
+        VerificationError: Its files are not the ones its digests or the lock promise, or it is not signed as
+            `TPU_KERNELS_SIGNERS` wants it; nothing of it was run.
 
     Example:
         >>> import tpu_kernels
@@ -223,7 +225,7 @@ def _load_reference(reference: Reference, sources: tuple[Source, ...], check_arc
     # The cache is the receipt: a reference that was loaded is answered without a look at any file.
     build = resolve(reference, sources, check_arch=check_arch).unwrap()
     loaded = load(build)
-    if not reference.pinned and build.source != LockSource.name:
+    if not reference.pinned and build.source != "lock":
         warn_once(
             f"{reference.repo_id}: no version was asked for, so the newest is loaded, and that can change; "
             f"pin it: get_kernel({reference.repo_id!r}, version={loaded.version})"

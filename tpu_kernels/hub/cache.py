@@ -97,9 +97,13 @@ class HubCache:
                     if blob.is_relative_to(self.root.resolve()):
                         blob.unlink(missing_ok=True)
                     damaged.append(name)
+        self.drop_listing(repo_id, commit)
+        return damaged
+
+    def drop_listing(self, repo_id: str, commit: str) -> None:
+        """Removes the listing of a commit, so that it is fetched again."""
         with contextlib.suppress(OSError):
             self._listing(repo_id, commit).unlink(missing_ok=True)
-        return damaged
 
     def refs(self, repo_id: str) -> dict[str, str]:
         """The branches and tags of builds that were fetched, with the commit of each."""

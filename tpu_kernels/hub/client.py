@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import KernelNotFoundError, SourceUnavailableError
+from ..errors import KernelNotFoundError, SourceUnavailableError, VerificationError
 from ..log import get_logger
 from .cache import COMMIT
 
@@ -95,7 +95,7 @@ class HubClient:
             if len(found) > _MOST_REFS:
                 raise ValueError(f"{len(found)} branches and tags, more than the {_MOST_REFS} that are read")
             # Branches last: where a tag has the name of a branch, stock takes the branch.
-            return {ref.name: _commit(ref.target_commit, repo_id) for ref in found}
+            return {_name(ref.name, repo_id): _commit(ref.target_commit, repo_id) for ref in found}
 
     def commit(self, repo_id: str, revision: str, *, patient: bool) -> str | None:
         """The commit of a revision that is no branch and no tag, such as the start of a commit."""
@@ -130,8 +130,9 @@ class HubClient:
 
         Raises:
             KernelNotFoundError: There is no such commit.
+            VerificationError: The listing of the commit, as it is here, names a file that the commit lacks.
         """
-        from huggingface_hub.errors import RevisionNotFoundError
+        from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionNotFoundError
 
         with self._failures(f"{repo_id} was not downloaded"):
             try:
@@ -148,6 +149,11 @@ class HubClient:
             except RevisionNotFoundError as error:
                 raise KernelNotFoundError(
                     f"{repo_id} has no commit {commit} (Hub: {self.endpoint})"
+                ) from error
+            except RemoteEntryNotFoundError as error:
+                raise VerificationError(
+                    f"the listing of {repo_id} at {commit} in the cache is damaged: it names a file that the Hub "
+                    f"({self.endpoint}) does not have: {_first_line(error)}; load it again to fetch the listing"
                 ) from error
 
     def _ask(self, call: Callable[[], T], patient: bool) -> T:
@@ -193,6 +199,12 @@ def _no_progress() -> type[Any]:
             super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
 
     return NoProgress
+
+
+def _name(value: object, repo_id: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no branch or tag of {repo_id}")
+    return value
 
 
 def _commit(value: object, repo_id: str) -> str:

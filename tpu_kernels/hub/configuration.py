@@ -8,15 +8,19 @@ import sys
 import urllib.parse
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError, LockError
-from .bucket import BucketSource
 from .hub_source import HubSource
-from .lock import LOCK_FILE, Lock, read_lock
-from .lock_source import LockSource
+from .layout import LOCK_FILE
 from .reference import is_repo_id
 from .sources import LocalSource, RegistrySource, Source, registry_root
 from .trust import Trust
+
+# What most programs do without is imported by those that need it: a cached load takes hardly longer than that.
+if TYPE_CHECKING:
+    from .lock import Lock
+    from .lock_source import LockSource
 
 SOURCES_VARIABLE = "TPU_KERNELS_SOURCES"
 ENDPOINT_VARIABLE = "HF_ENDPOINT"
@@ -65,6 +69,8 @@ def configured_sources(
                 sources.append(LocalSource(overrides))
         elif name == "lock":
             if (path := lock_file()) is not None:
+                from .lock import read_lock
+
                 lock = read_lock(path)
                 sources.append(locked_source(lock, trust, user_agent, behind=names, local_only=local_only))
             elif names == ["lock"]:
@@ -90,6 +96,8 @@ def locked_source(
     The lock vouches for its kernels: it is part of the program that it belongs to, and whoever wrote it was
     asked then. With `local_only` the Hub is not asked for anything.
     """
+    from .lock_source import LockSource
+
     vouched = {(kernel.repo_id, lock.origin) for kernel in lock.kernels}
     trust = Trust(trust.everyone, trust.names | vouched)
     names = [name for name in behind if name not in ("local", "lock")] or _BEHIND_A_LOCK
@@ -147,6 +155,8 @@ def _source(
     if name.startswith("file://"):
         return RegistrySource(Path(urllib.parse.unquote(urllib.parse.urlsplit(name).path)), name)
     if "://" in name:
+        from .bucket import BucketSource
+
         return BucketSource(name)
     if os.sep in name or Path(name).is_dir():
         return RegistrySource(Path(name), name)

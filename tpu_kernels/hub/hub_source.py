@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,7 +123,7 @@ class HubSource:
                 return here
             # One request brings the listing, and with it comes the metadata of what may run here.
             metadata = [f"build/{pattern}/{METADATA_FILE}" for pattern in TPU_PATTERNS]
-            self._client.fetch(repo_id, commit, metadata, local=False)
+            self._fetch(candidate, metadata)
         listing = self._cache.listing(repo_id, commit)
         if listing is None:
             return self._cache.variants(repo_id, commit)
@@ -229,7 +229,7 @@ class HubSource:
 
         if lacking := absent():
             patterns = [f"{folder}/{METADATA_FILE}"] if lacking == [METADATA_FILE] else [f"{folder}/*"]
-            self._client.fetch(repo_id, commit, patterns, local=not self._reachable(repo_id))
+            self._fetch(candidate, patterns)
         # huggingface_hub gives back what there is when it can get no listing: perhaps the metadata alone.
         if lacking := absent():
             raise SourceUnavailableError(
@@ -242,6 +242,15 @@ class HubSource:
                 + "\n  ".join(f"changed: {name}" for name in damaged)
                 + "\nnothing of the kernel was run; they were removed, load it again to download them"
             )
+
+    def _fetch(self, candidate: Candidate, patterns: Sequence[str]) -> None:
+        """Downloads what matches `patterns` and is not here, as far as requests are possible."""
+        repo_id, commit = candidate.repo_id, _commit(candidate)
+        try:
+            self._client.fetch(repo_id, commit, patterns, local=not self._reachable(repo_id))
+        except VerificationError:
+            self._cache.drop_listing(repo_id, commit)
+            raise
 
     def _targets(self, reference: Reference) -> list[tuple[int | None, str, str]]:
         """Version, ref and commit of each build that matches."""

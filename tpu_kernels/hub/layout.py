@@ -25,6 +25,7 @@ VARIANT = "torch-tpu"
 METADATA_FILE = "metadata.json"
 SIGNATURE_FILE = "metadata.json.sigstore"
 CARD_FILE = "README.md"
+LOCK_FILE = "kernels.lock"
 
 # What is larger is no kernel but a mistake or an attack; it is refused before it fills the memory.
 LARGEST_DOCUMENT = 16 * 2**20

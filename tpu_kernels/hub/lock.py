@@ -25,7 +25,6 @@ from .layout import read_document
 from .metadata import KernelDependency, Model, NonEmpty, RelativePath, parse_json
 from .reference import Reference
 
-LOCK_FILE = "kernels.lock"
 DIGESTS_FILE = "tpu-kernels.lock"
 
 _AGAIN = "run: tpu-kernels lock"

@@ -9,15 +9,19 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import Distribution
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ..errors import LockError
 from .api import agent, check_backend
 from .configuration import LOCK_VARIABLE, lock_file, locked_source
+from .layout import LOCK_FILE
 from .load import load
-from .lock import DIGESTS_FILE, LOCK_FILE, Lock, parse_lock, read_lock
 from .reference import Reference
 from .resolve import resolve
 from .trust import Trust
+
+if TYPE_CHECKING:
+    from .lock import Lock
 
 
 def load_kernel(
@@ -87,6 +91,8 @@ def _load(repo_id: str, lock: Lock, trust: Trust, user_agent: str | None, *, loc
 
 
 def _lock(lockfile: str | os.PathLike[str] | None, caller: str) -> Lock:
+    from .lock import read_lock
+
     if lockfile is not None:
         return read_lock(Path(lockfile))
     if (installed := _installed_lock(caller.partition(".")[0])) is not None:
@@ -101,6 +107,8 @@ def _lock(lockfile: str | os.PathLike[str] | None, caller: str) -> Lock:
 
 def _installed_lock(package: str) -> Lock | None:
     """The lock in the metadata of the distribution that a top-level package belongs to."""
+    from .lock import DIGESTS_FILE, parse_lock
+
     for distribution in importlib.metadata.distributions():
         # Hardly any distribution has a lock, and telling which one owns a package takes much longer.
         text = distribution.read_text(LOCK_FILE)

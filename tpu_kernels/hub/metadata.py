@@ -49,7 +49,11 @@ class Model(BaseModel):
     """Base of what is read from JSON and TOML: kebab-case keys, no coercion, immutable."""
 
     model_config = ConfigDict(
-        alias_generator=lambda name: name.replace("_", "-"), extra="ignore", frozen=True, strict=True
+        alias_generator=lambda name: name.replace("_", "-"),
+        extra="ignore",
+        frozen=True,
+        strict=True,
+        defer_build=True,
     )
 
 

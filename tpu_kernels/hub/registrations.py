@@ -29,7 +29,9 @@ class _Watch:
     clash: IncompatibleKernelError | None = None
 
     def check(self, op: str, *, is_taken: bool) -> None:
-        if op not in self.ops and is_taken:
+        # What it left in its own namespace when it failed before is no other's.
+        is_own = op in self.ops or op.partition("::")[0] == self.kernel_id
+        if is_taken and not is_own:
             owner = _owners.get(op)
             by = f"the kernel with the id {owner!r}" if owner else "something else in this process"
             self.clash = IncompatibleKernelError(

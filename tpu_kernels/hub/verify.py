@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import VerificationError
+from .cache import COMMIT
 from .explanation import ResolvedBuild
 from .layout import METADATA_FILE, SIGNATURE_FILE, digest, git_id, list_files
 from .metadata import Metadata
+from .signatures import accepted_signers, check_signature
 from .sources import Files
 
 _UNDIGESTED = (METADATA_FILE, SIGNATURE_FILE)
@@ -36,6 +38,9 @@ def verify(build: ResolvedBuild) -> VerifiedBuild:
     """
     files = build.fetch()
     contents = read_verified(files, build.metadata)
+    # What comes from a registry is vouched for by whoever made it; signatures are for what the Hub serves.
+    if COMMIT.fullmatch(build.revision) and (signers := accepted_signers()):
+        check_signature(files.path, signers)
     sources = {path: content for path, content in contents.items() if path.endswith(".py")}
     if "__init__.py" not in sources:
         raise VerificationError(f"{files.path} has no __init__.py; it is no complete kernel build")
