@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpu_kernels
@@ -156,7 +156,7 @@ LISTING = [
 PUBLISHER = {"name": "tpu-kernels", "fullname": "x", "avatarUrl": "", "trustedKernelPublisher": True}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(st.data())
 def test_what_a_hub_answers(serve: Serve, publish: Publish, data: st.DataObject) -> None:
     """Whatever it says to one question: the kernel loads or the error is of the family."""

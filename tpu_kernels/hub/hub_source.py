@@ -149,7 +149,7 @@ class HubSource:
         repo_id, root = candidate.repo_id, self._cache.root
         with usage.shared(usage.repository_lock(root, repo_id)):
             usage.hold(usage.snapshot_lock(root, repo_id, _commit(candidate)))
-            return self._fetch(candidate, metadata)
+            return self._files(candidate, metadata)
 
     def read_card(self, candidate: Candidate) -> bytes | None:
         with usage.shared(usage.repository_lock(self._cache.root, candidate.repo_id)):
@@ -164,7 +164,7 @@ class HubSource:
         folder = self._cache.snapshot(candidate.repo_id, _commit(candidate)) / "build" / candidate.variant
         return folder if folder.is_dir() else None
 
-    def _fetch(self, candidate: Candidate, metadata: Metadata) -> Files:
+    def _files(self, candidate: Candidate, metadata: Metadata) -> Files:
         repo_id, commit = candidate.repo_id, _commit(candidate)
         listed = self._listed(candidate)
         if listed is not None:
