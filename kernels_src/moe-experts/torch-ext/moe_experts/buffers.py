@@ -39,11 +39,21 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
         "arrived": dma((SEMAPHORES,)),
     }
     for name, length, contraction, contraction_first, piece, slots in (
-        ("gate_up", shape.gate_up_rows, hidden, shape.gate_up_contraction_first, config.gate_up_piece, config.gate_up_slots),
+        (
+            "gate_up",
+            shape.gate_up_rows,
+            hidden,
+            shape.gate_up_contraction_first,
+            config.gate_up_piece,
+            config.gate_up_slots,
+        ),
         ("down", hidden, inner, shape.down_contraction_first, config.down_piece, config.down_slots),
     ):
-        rest = length % piece
-        for part, size, count in ((name, piece, slots), *([(f"{name}_rest", rest, 1)] if rest else [])):
+        whole, rest = divmod(length, piece)
+        parts = [(name, piece, slots)]
+        if rest:
+            parts.append((f"{name}_rest", rest, max(1, slots // whole)))
+        for part, size, count in parts:
             one = (contraction, size) if contraction_first else (size, contraction)
             buffers[f"{part}_slots"] = vmem((count, *one), shape.dtype)
             buffers[f"{part}_arrived"] = dma((count,))

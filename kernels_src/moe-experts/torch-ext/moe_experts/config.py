@@ -23,7 +23,7 @@ COMPILER_SHARE, COMPILER_BYTES = 1 / 16, 4 * MIB
 # little beside it, short enough that little is left to do once the last one is there, a piece of down. So much is to
 # be on its way that a slow start of a piece is not felt.
 GATE_UP_SECONDS, DOWN_SECONDS = 2e-6, 0.75e-6
-SECONDS_AHEAD = 6e-6
+SECONDS_AHEAD, MOST_AHEAD = 6e-6, 4  # experts
 BANDWIDTH = {"v4": 1.2e12, "v5e": 0.82e12, "v5p": 2.77e12, "v6e": 1.64e12, "tpu7x": 3.69e12}
 
 # Up to so many tokens every active expert computes all of them, as products hide behind weights.
@@ -58,7 +58,7 @@ def _candidates(shape: Shape, tpu: str, rows: int, limit: int) -> Iterator[Confi
     size = jnp.dtype(shape.dtype).itemsize
     gate_up_row, down_row = shape.hidden * size, shape.intermediate * size
     an_expert = shape.gate_up_rows * gate_up_row + shape.hidden * down_row
-    ahead = pl.cdiv(int(SECONDS_AHEAD * BANDWIDTH[tpu]), an_expert)
+    ahead = min(pl.cdiv(int(SECONDS_AHEAD * BANDWIDTH[tpu]), an_expert), MOST_AHEAD)
     shrink = 1.0
     while True:
         piece_bytes = BANDWIDTH[tpu] * shrink
@@ -68,7 +68,7 @@ def _candidates(shape: Shape, tpu: str, rows: int, limit: int) -> Iterator[Confi
             gate_up_piece, down_piece, ahead * gate_up_pieces, ahead * down_pieces, rows, limit
         )
         yield wanted
-        for share in (0.75, 0.5, 0.375, 0.25, 0.125):
+        for share in (0.75, 0.5, 0.25, 0.125, 0.0):
             yield dataclasses.replace(
                 wanted,
                 gate_up_slots=max(int(wanted.gate_up_slots * share), min(2, gate_up_pieces)),

@@ -161,12 +161,16 @@ def shape_of(
 
 
 def stored_transposed(rows: int, columns: int) -> bool:
-    """Whether XLA:TPU stores ``[..., rows, columns]`` with rows minor: where that pads less to (8, 128) tiles.
+    """Whether XLA:TPU stores ``[..., rows, columns]`` with rows minor: where that pads less.
+
+    Tiles have 128 lanes and 8 sublanes, or for a shorter axis 4, 2 or 1.
 
     Example:
       >>> stored_transposed(2816, 704)
       True
     """
-    as_written = round_up(rows, 8) * round_up(columns, 128)
-    swapped = round_up(columns, 8) * round_up(rows, 128)
-    return swapped < as_written
+
+    def padded(sublanes: int, lanes: int) -> int:
+        return round_up(sublanes, min(8, 1 << (sublanes - 1).bit_length())) * round_up(lanes, 128)
+
+    return padded(columns, rows) < padded(rows, columns)
