@@ -80,8 +80,7 @@ def _form(module: Any) -> Gate | str:
     if not module.has_gate:
         activation = _activation(module)
         return Gate(activation, gated=False) if activation else _unknown_activation(module)
-    function = type(module)._apply_gate
-    known = _GATES.get((function.__module__, function.__qualname__))
+    known = _GATES.get(type(module)._apply_gate.__module__)
     if known is None:
         return "it has a gate function of its own"
     return known(module) or _unknown_activation(module)
@@ -130,17 +129,13 @@ def _minimax(module: Any) -> Gate:
     return Gate(alpha=module.swiglu_alpha, limit=module.swiglu_limit, up_offset=1.0)
 
 
-_MODELS = "transformers.models"
-# The gate functions whose code is known, as of the versions this kernel was tested with.
+# By the module that defines the gate function: those whose code is known.
 _GATES = {
-    ("transformers.integrations.moe", "_default_apply_gate"): _plain,
-    (f"{_MODELS}.deepseek_v4.modeling_deepseek_v4", "DeepseekV4Experts._apply_gate"): _clamped,
-    (f"{_MODELS}.gpt_oss.modeling_gpt_oss", "GptOssExperts._apply_gate"): _gpt_oss,
-    (f"{_MODELS}.minimax_m3_vl.modeling_minimax_m3_vl", "MiniMaxM3VLExperts._apply_gate"): _minimax,
-    (
-        f"{_MODELS}.openai_privacy_filter.modeling_openai_privacy_filter",
-        "OpenAIPrivacyFilterExperts._apply_gate",
-    ): _swiglu,
+    "transformers.integrations.moe": _plain,
+    "transformers.models.deepseek_v4.modeling_deepseek_v4": _clamped,
+    "transformers.models.gpt_oss.modeling_gpt_oss": _gpt_oss,
+    "transformers.models.minimax_m3_vl.modeling_minimax_m3_vl": _minimax,
+    "transformers.models.openai_privacy_filter.modeling_openai_privacy_filter": _swiglu,
 }
 
 experts_forward.explain = explain  # type: ignore[attr-defined]
