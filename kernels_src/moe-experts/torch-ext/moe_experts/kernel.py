@@ -47,7 +47,7 @@ from .shapes import LANES, Config, Shape
 
 F32 = jnp.float32
 # Columns (or rows) of a weight that one product takes: longer ones are unrolled into more code for nothing.
-BLOCK = 512
+BLOCK = 768
 ACTIVATION_BLOCK = 256
 RANK_BLOCK = 256
 TRANSPOSE_BLOCK = 256
@@ -215,6 +215,15 @@ def _kernel(
         copies[f"{name}_bias"].wait()
         getattr(ref, f"{name}_bias_rows")[...] = getattr(ref, f"{name}_bias")[...].astype(F32)
 
+    def write(at: Any, size: int) -> None:
+        """Sends features of the result that are complete on their way."""
+        sums = ref.sums[pl.ds(at, size), :]
+        if rows:
+            sums = jnp.where(ref.not_finite[:1] > 0, jnp.nan, sums)
+        there = (slice(None), pl.ds(at, size))
+        ref.result[there] = sums.T[:tokens].astype(ref.result.dtype)
+        pltpu.make_async_copy(ref.result.at[there], ref.out.at[there], ref.arrived.at[OUT_ARRIVED]).start()
+
     def layer(step: Any) -> None:
         e = ref.active[step]
         for name in ("gate_up", "down") if biased else ():
@@ -259,6 +268,10 @@ def _kernel(
 
             tiles(tile)
 
+            @pl.when(step == active - 1)
+            def _() -> None:
+                write(first, size)
+
         if rows:
             tiles(lambda t: _gather(ref, e, t, shape.gate_up_contraction_first, x_rows, dot))
         products(gate_up, "gate_up_bias_row", into)
@@ -267,19 +280,12 @@ def _kernel(
 
     _repeat(active, layer)
 
-    def out_copy(at: Any, size: int) -> Any:
-        there = (slice(None), pl.ds(at, size))
-        return pltpu.make_async_copy(ref.result.at[there], ref.out.at[there], ref.arrived.at[OUT_ARRIVED])
+    @pl.when(active == 0)
+    def _() -> None:
+        _blocks(hidden, BLOCK, write)
 
-    def write(at: Any, size: int) -> None:
-        sums = ref.sums[pl.ds(at, size), :]
-        if rows:
-            sums = jnp.where(ref.not_finite[:1] > 0, jnp.nan, sums)
-        ref.result[:, pl.ds(at, size)] = sums.T[:tokens].astype(ref.result.dtype)
-        out_copy(at, size).start()
-
-    _blocks(hidden, BLOCK, write)
-    _blocks(hidden, BLOCK, lambda *block: out_copy(*block).wait())
+    # The blocks were sent one by one, and arrive as one.
+    pltpu.make_async_copy(ref.result, ref.out, ref.arrived.at[OUT_ARRIVED]).wait()
 
 
 def _product(
