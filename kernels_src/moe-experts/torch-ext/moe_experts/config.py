@@ -28,7 +28,7 @@ BANDWIDTH = {"v4": 1.2e12, "v5e": 0.82e12, "v5p": 2.77e12, "v6e": 1.64e12, "tpu7
 
 # Up to so many tokens every active expert computes all of them, as products hide behind weights.
 DENSE_TOKENS = {"v4": 128, "v5e": 128, "v5p": 128, "v6e": 256, "tpu7x": 256}
-ROWS = 128
+ROWS = 64
 # Above, products cost more than weights, and a grouped matmul over sorted rows is the better program.
 MOST_TOKENS = {"v4": 256, "v5e": 512, "v5p": 512, "v6e": 1024, "tpu7x": 512}
 
