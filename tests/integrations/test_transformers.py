@@ -28,7 +28,15 @@ def clamped_gate(self, gate_up):
 
 
 def make_experts(
-    *, transposed=False, bias=False, gate=True, concatenated=True, norm=False, custom=False, act="silu", dtype,
+    *,
+    transposed=False,
+    bias=False,
+    gate=True,
+    concatenated=True,
+    norm=False,
+    custom=False,
+    act="silu",
+    dtype,
     gate_function=None,
 ):
     """An experts module like those in transformers' models, decorated by transformers itself."""

@@ -33,7 +33,9 @@ REPRESENTATIVE = [
     ("nemotron-3-nano-ep8", 8, "bfloat16"),
     ("mixtral-8x7b-ep8", 8, "bfloat16"),
 ]
-WHOLE = [(case.name, tokens, dtype) for case in CASES for tokens in TOKENS for dtype in ("bfloat16", "float32")]
+WHOLE = [
+    (case.name, tokens, dtype) for case in CASES for tokens in TOKENS for dtype in ("bfloat16", "float32")
+]
 WHOLE += [("odd", tokens, dtype) for tokens in (1, 5, 130) for dtype in ("bfloat16", "float32")]
 ODD = Case("odd", 2, 4, 4, 100, 36, biased=True)
 

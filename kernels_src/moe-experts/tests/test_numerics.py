@@ -105,12 +105,12 @@ def test_gathered_tokens(form, tokens, among):
     index = np.stack([rng.permutation(max(among, 2))[:2] for _ in range(tokens)])
     index = np.zeros_like(index) if among == 1 else index
     made = layer(index, experts=4, hidden=128, intermediate=96, dtype="bfloat16", **FORMS[form])
-    rows = made.operands[3].shape[2 if made.form.get("transposed") else 1]
-    out = interpreted(*made.operands, config=Config(rows, 128, 1, 1, 128, VMEM), **made.form)
+    columns = made.operands[3].shape[2 if made.form.get("transposed") else 1]
+    out = interpreted(*made.operands, config=Config(columns, 128, 1, 1, 32, VMEM), **made.form)
     assert relative_l2(out, made.expected()) <= 1e-2
 
 
-@pytest.mark.parametrize("rows", [0, 128], ids=["dense", "gathered"])
+@pytest.mark.parametrize("rows", [0, 64], ids=["dense", "gathered"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_what_is_not_finite_stays_in_its_token(rows, transposed):
     """Tokens with NaN and inf, one that overflows on the way, and one that no expert here gets."""
@@ -118,7 +118,13 @@ def test_what_is_not_finite_stays_in_its_token(rows, transposed):
     index = rng.integers(0, 4, (140, 2))
     index[9] = 99
     made = layer(
-        index, experts=4, hidden=128, intermediate=128, dtype="bfloat16", activation="relu", transposed=transposed
+        index,
+        experts=4,
+        hidden=128,
+        intermediate=128,
+        dtype="bfloat16",
+        activation="relu",
+        transposed=transposed,
     )
     states, *others = made.operands
     states = states.at[5, 3].set(jnp.nan).at[7, 0].set(jnp.inf).at[9, 1].set(jnp.nan).at[11].mul(1e38)
@@ -179,7 +185,7 @@ def shape(tokens, dtype=jnp.bfloat16, hidden=2048, intermediate=768):
 def test_regime_follows_the_tokens(tpu):
     assert choose(shape(1), tpu).rows == 0
     assert choose(shape(DENSE_TOKENS[tpu]), tpu).rows == 0
-    assert choose(shape(DENSE_TOKENS[tpu] + 1), tpu).rows == 128
+    assert choose(shape(DENSE_TOKENS[tpu] + 1), tpu).rows in (32, 64)
     assert choose(shape(DENSE_TOKENS[tpu] + 1, jnp.float32), tpu).rows == 0
     assert choose(shape(MOST_TOKENS[tpu] + 1), tpu) is None
 

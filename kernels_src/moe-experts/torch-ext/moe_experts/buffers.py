@@ -30,7 +30,7 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
         "index": vmem(choices, jnp.int32),
         "weights": vmem(choices, shape.routing_dtype),
         "x": vmem((tokens, hidden), shape.dtype),
-        "inner": vmem((tiles, wide, shape.gate_up_rows), F32),
+        "inner": vmem((tiles, wide, shape.gate_up_columns), F32),
         "pairs": vmem((2 * ACTIVATION_BLOCK, wide), F32),
         "h": vmem((tiles, wide, inner), shape.dtype),
         "sums": vmem((columns, hidden), F32),
@@ -46,7 +46,7 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
     for name, length, contraction, contraction_first, piece, slots in (
         (
             "gate_up",
-            shape.gate_up_rows,
+            shape.gate_up_columns,
             hidden,
             shape.gate_up_contraction_first,
             config.gate_up_piece,
@@ -65,7 +65,7 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
     if columns != tokens:
         buffers["x_padded"] = vmem((columns, hidden), shape.dtype)
     if shape.biased:
-        for name, length in (("gate_up_bias", shape.gate_up_rows), ("down_bias", hidden)):
+        for name, length in (("gate_up_bias", shape.gate_up_columns), ("down_bias", hidden)):
             buffers[name] = vmem((shape.experts, length), shape.dtype)
             buffers[f"{name}_rows"] = vmem((shape.experts, length), F32)
             buffers[f"{name}_row"] = vmem((1, length), F32)

@@ -26,9 +26,10 @@ GATE_UP_SECONDS, DOWN_SECONDS = 2e-6, 0.75e-6
 SECONDS_AHEAD, MOST_AHEAD = 6e-6, 4  # experts
 BANDWIDTH = {"v4": 1.2e12, "v5e": 0.82e12, "v5p": 2.77e12, "v6e": 1.64e12, "tpu7x": 3.69e12}
 
-# Up to so many tokens every active expert computes all of them, as products hide behind weights.
-DENSE_TOKENS = {"v4": 128, "v5e": 128, "v5p": 128, "v6e": 256, "tpu7x": 256}
-ROWS = 64
+# Up to so many tokens every active expert computes all of them, as products hide behind weights. More are gathered,
+# so many rows at a time as an expert is likely to have; a power of two from 16 to 128.
+DENSE_TOKENS = {"v4": 64, "v5e": 128, "v5p": 64, "v6e": 256, "tpu7x": 256}
+FEW_TOKENS, FEW_ROWS, ROWS = 256, 32, 64
 # Above, products cost more than weights, and a grouped matmul over sorted rows is the better program.
 MOST_TOKENS = {"v4": 256, "v5e": 512, "v5p": 512, "v6e": 1024, "tpu7x": 512}
 
@@ -46,7 +47,8 @@ def choose(shape: Shape, tpu: str) -> Config | None:
     # Tokens in f32 are not gathered: a product with a one-hot matrix would cost several passes.
     gathers = shape.tokens > DENSE_TOKENS[tpu] and shape.dtype == jnp.bfloat16
     limit = int(VMEM_BYTES[tpu] * VMEM_SHARE)
-    for config in _candidates(shape, tpu, ROWS if gathers else 0, limit):
+    rows = (FEW_ROWS if shape.tokens <= FEW_TOKENS else ROWS) if gathers else 0
+    for config in _candidates(shape, tpu, rows, limit):
         taken = vmem_bytes(buffers_of(shape, config))
         if taken * (1 + COMPILER_SHARE) + COMPILER_BYTES <= limit:
             return config
@@ -57,16 +59,16 @@ def _candidates(shape: Shape, tpu: str, rows: int, limit: int) -> Iterator[Confi
     """Configs from the wanted one to ever less vector memory: fewer pieces ahead, then smaller ones."""
     size = jnp.dtype(shape.dtype).itemsize
     gate_up_row, down_row = shape.hidden * size, shape.intermediate * size
-    an_expert = shape.gate_up_rows * gate_up_row + shape.hidden * down_row
+    an_expert = shape.gate_up_columns * gate_up_row + shape.hidden * down_row
     ahead = min(pl.cdiv(int(SECONDS_AHEAD * BANDWIDTH[tpu]), an_expert), MOST_AHEAD)
     shrink = 1.0
     while True:
         piece_bytes = BANDWIDTH[tpu] * shrink
-        gate_up_piece, gate_up_pieces = _pieces(shape.gate_up_rows, GATE_UP_SECONDS * piece_bytes / gate_up_row)
-        down_piece, down_pieces = _pieces(shape.hidden, DOWN_SECONDS * piece_bytes / down_row)
-        wanted = Config(
-            gate_up_piece, down_piece, ahead * gate_up_pieces, ahead * down_pieces, rows, limit
+        gate_up_piece, gate_up_pieces = _pieces(
+            shape.gate_up_columns, GATE_UP_SECONDS * piece_bytes / gate_up_row
         )
+        down_piece, down_pieces = _pieces(shape.hidden, DOWN_SECONDS * piece_bytes / down_row)
+        wanted = Config(gate_up_piece, down_piece, ahead * gate_up_pieces, ahead * down_pieces, rows, limit)
         yield wanted
         for share in (0.75, 0.5, 0.25, 0.125, 0.0):
             yield dataclasses.replace(

@@ -84,7 +84,16 @@ def _fused_experts(static: _Static, *operands: jax.Array) -> jax.Array:
     hidden_states, index, weights, gate_up, down, *biases = operands
     if hidden_states.size == 0 or index.size == 0 or down.size == 0:
         return jnp.zeros_like(hidden_states)
-    shape = shape_of(hidden_states, index, weights, gate_up, down, gate=static.gate, transposed=static.transposed, biased=bool(biases))
+    shape = shape_of(
+        hidden_states,
+        index,
+        weights,
+        gate_up,
+        down,
+        gate=static.gate,
+        transposed=static.transposed,
+        biased=bool(biases),
+    )
     config = static.config or choose(shape, static.tpu)
     if config is None:
         return _composed(static, *operands)
@@ -150,7 +159,7 @@ def shape_of(
         experts=down.shape[0],
         hidden=hidden,
         intermediate=intermediate,
-        gate_up_rows=gate.columns(intermediate),
+        gate_up_columns=gate.columns(intermediate),
         dtype=hidden_states.dtype,
         routing_dtype=weights.dtype,
         biased=biased,

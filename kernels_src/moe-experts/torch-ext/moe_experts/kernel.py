@@ -46,7 +46,7 @@ from .shapes import LANES, Config, Shape
 
 F32 = jnp.float32
 # Columns that one product takes: longer ones are unrolled into more code for little.
-BLOCK = 768
+BLOCK = 2048
 RANK_BLOCK = 256
 
 
@@ -204,7 +204,7 @@ def _kernel(
         x[:tokens] = ref.x[...]
     if rows:
         _rank(ref, chosen, tokens, dot)
-        _take_out_what_is_not_finite(ref, x)
+        _take_out_what_is_not_finite(ref, x, shape.experts)
     for name in ("gate_up", "down") if biased else ():
         copies[f"{name}_bias"].wait()
         getattr(ref, f"{name}_bias_rows")[...] = getattr(ref, f"{name}_bias")[...].astype(F32)
@@ -353,9 +353,10 @@ def _rank(ref: Any, chosen: jax.Array, tokens: int, dot: Callable[..., jax.Array
         before += jnp.sum(mine, axis=1, keepdims=True)
 
 
-def _take_out_what_is_not_finite(ref: Any, x: Any) -> None:
+def _take_out_what_is_not_finite(ref: Any, x: Any, experts: int) -> None:
     """Zeroes tokens with an inf or NaN, which a one-hot product would spread, and marks those routed here."""
-    routed = jnp.max(jnp.where(ref.ranks[...] >= 0, 1.0, 0.0), axis=0, keepdims=True)
+    # Of the rows that pad E, one is that of the index which stands for other ranks' experts.
+    routed = jnp.max(jnp.where(ref.ranks[:experts] >= 0, 1.0, 0.0), axis=0, keepdims=True)
     ref.not_finite[...] = jnp.broadcast_to(routed, (LANES, routed.shape[1])).T
 
     def block(at: Any, size: int) -> None:
@@ -374,9 +375,7 @@ def _gather(ref: Any, e: Any, t: Any, x: Any, dot: Callable[..., jax.Array]) -> 
     mine = ref.ranks[pl.ds(e, 1), :] == (_iota((rows, 1), 0) + t * rows).astype(F32)  # [R, C]
     place = mine.astype(F32)
     ref.gathered[t] = dot(place.astype(jnp.bfloat16), x[...]).astype(ref.gathered.dtype)
-    column = jnp.sum(
-        jnp.where(mine, ref.coefficients_by_expert[pl.ds(e, 1), :], 0), axis=1, keepdims=True
-    )
+    column = jnp.sum(jnp.where(mine, ref.coefficients_by_expert[pl.ds(e, 1), :], 0), axis=1, keepdims=True)
     ref.tile_coefficients[t] = jnp.broadcast_to(column, ref.tile_coefficients.shape[1:])
     # Twice: see `_scatter`.
     ref.places[t] = jnp.concatenate([place, place], axis=0).T.astype(jnp.bfloat16)
@@ -387,7 +386,7 @@ def _scatter(ref: Any, t: Any, value: jax.Array, count: Any, dot: Callable[..., 
     rows = value.shape[0]
     places = ref.places[t]  # [C, 2R]
     value = jnp.where(_iota((rows, 1), 0) < count, ref.tile_coefficients[t, :, :1] * value, 0)
-    finite = jnp.abs(value) < jnp.inf
+    finite = jnp.abs(value) <= float(jnp.finfo(jnp.bfloat16).max)
     bad = jnp.max(jnp.where(finite, 0.0, 1.0), axis=1, keepdims=True)
     bad = jnp.broadcast_to(bad, (rows, LANES)).astype(jnp.bfloat16)
     ref.not_finite[...] = jnp.maximum(ref.not_finite[...], dot(places, jnp.concatenate([bad, bad], axis=0)))

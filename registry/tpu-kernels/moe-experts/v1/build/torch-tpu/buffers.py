@@ -13,6 +13,8 @@ from .shapes import LANES, Config, Shape, round_up
 F32 = jnp.float32
 # Of the copies that are no pieces of weights: those made whole at the start, then these two.
 COUNTS_ARRIVED, OUT_ARRIVED, SEMAPHORES = 5, 6, 7
+# Columns that one activation takes.
+ACTIVATION_BLOCK = 256
 
 
 def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
@@ -20,7 +22,7 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
     tokens, hidden, inner = shape.tokens, shape.hidden, shape.intermediate
     columns, rows = config.columns(tokens), config.rows
     wide, tiles = (rows, columns // rows) if rows else (columns, 1)
-    experts, counted = round_up(shape.experts, 8), round_up(shape.experts, LANES)
+    experts = round_up(shape.experts, LANES)
     choices = (shape.choices, tokens) if shape.choices_first else (tokens, shape.choices)
     vmem, dma = pltpu.VMEM, pltpu.SemaphoreType.DMA
 
@@ -28,20 +30,23 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
         "index": vmem(choices, jnp.int32),
         "weights": vmem(choices, shape.routing_dtype),
         "x": vmem((tokens, hidden), shape.dtype),
-        "inner": vmem((tiles, shape.gate_up_rows, wide), F32),
-        "h": vmem((tiles, wide, inner) if shape.down_contraction_first else (tiles, inner, wide), shape.dtype),
-        "sums": vmem((hidden, columns), F32),
+        "inner": vmem((tiles, wide, shape.gate_up_columns), F32),
+        "pairs": vmem((2 * ACTIVATION_BLOCK, wide), F32),
+        "h": vmem((tiles, wide, inner), shape.dtype),
+        "sums": vmem((columns, hidden), F32),
         "result": vmem((tokens, hidden), shape.dtype),
-        "coefficients": vmem((experts, columns), F32),
-        "counts_vector": vmem((1, counted), jnp.int32),
-        "counts": pltpu.SMEM((1, counted), jnp.int32),
+        "coefficients_by_expert": vmem((experts, columns), F32),
+        "coefficients": vmem((columns, experts), F32),
+        "coefficient": vmem((columns, LANES), F32),
+        "counts_vector": vmem((1, experts), jnp.int32),
+        "counts": pltpu.SMEM((1, experts), jnp.int32),
         "active": pltpu.SMEM((shape.experts + 1,), jnp.int32),
         "arrived": dma((SEMAPHORES,)),
     }
     for name, length, contraction, contraction_first, piece, slots in (
         (
             "gate_up",
-            shape.gate_up_rows,
+            shape.gate_up_columns,
             hidden,
             shape.gate_up_contraction_first,
             config.gate_up_piece,
@@ -58,22 +63,19 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
             buffers[f"{part}_slots"] = vmem((count, *one), shape.dtype)
             buffers[f"{part}_arrived"] = dma((count,))
     if columns != tokens:
-        buffers["x_rows"] = vmem((columns, hidden), shape.dtype)
-    if not shape.gate_up_contraction_first:
-        buffers["x_columns"] = vmem((hidden, columns), shape.dtype)
+        buffers["x_padded"] = vmem((columns, hidden), shape.dtype)
     if shape.biased:
-        for name, length in (("gate_up_bias", shape.gate_up_rows), ("down_bias", hidden)):
+        for name, length in (("gate_up_bias", shape.gate_up_columns), ("down_bias", hidden)):
             buffers[name] = vmem((shape.experts, length), shape.dtype)
             buffers[f"{name}_rows"] = vmem((shape.experts, length), F32)
             buffers[f"{name}_row"] = vmem((1, length), F32)
     if rows:
-        tile = (rows, hidden) if shape.gate_up_contraction_first else (hidden, rows)
         buffers |= {
             "ranks": vmem((experts, columns), F32),
-            "not_finite": vmem((8, columns), F32),
-            "places": vmem((tiles, rows, columns), jnp.bfloat16),
-            "gathered": vmem((tiles, *tile), shape.dtype),
-            "tile_coefficients": vmem((tiles, 8, rows), F32),
+            "not_finite": vmem((columns, LANES), F32),
+            "places": vmem((tiles, columns, 2 * rows), jnp.bfloat16),
+            "gathered": vmem((tiles, rows, hidden), shape.dtype),
+            "tile_coefficients": vmem((tiles, rows, LANES), F32),
         }
     return buffers
 

@@ -3,25 +3,24 @@
 Axis letters::
 
     T  tokens                        H  hidden size
-    C  columns: T rounded up         I  intermediate size
-    k  choices a token               U  rows of gate_up: 2I, or I without a gate
-    E  experts here                  R  columns of a tile of gathered tokens
+    C  T rounded up                  I  intermediate size
+    k  choices a token               U  columns of the first product: 2I, or I without a gate
+    E  experts here                  R  rows of a tile of gathered tokens
 
 A decode step is a stream of weights: whatever is done beside it must fit into its shadow. So the call does
 everything itself, and reads only the weights of experts that have tokens::
 
     ids [T, k] ── count ──> active experts, compact, in SMEM
-    ids, routing weights ─> coefficient of each expert for each token [E, C]
-    hidden [T, H] ────────> x [H, C], resident
+    ids, routing weights ─> coefficient of each token for each expert [C, E]
+    hidden [T, H] ────────> x [C, H], resident
     for each active expert:                       DMAs of the next pieces run all the time
-        for each piece of gate_up:   wait, inner[piece] = piece · x, refill its slot
+        for each piece of gate_up:   wait, inner[:, piece] = x · piece, refill its slot
         h = act(gate) * up
-        for each piece of down:      wait, sums[piece] += coefficient * (piece · h), refill its slot
-    out [T, H] = sums, transposed
+        for each piece of down:      wait, sums[:, piece] += coefficient * (h · piece), refill its slot
+    out [T, H] = sums, piece by piece during the last expert
 
-Values are kept transposed, `[features, tokens]`: the weights are the left operand that streams through the
-matrix unit, the few tokens the right one that stays there, and no weight is ever transposed. A weight that is
-stored with its contraction first is the right operand instead, and the small result is transposed.
+Weights are always the right operand, read as they are stored; where the contraction comes last, the matrix unit
+transposes them on their way in. The few tokens stream past them.
 
 *Dense*: every active expert computes all tokens, and a coefficient says which of them keep the result. *Gathered*
 (``config.rows``): an expert computes only its own tokens, R at a time; products with one-hot matrices gather and
@@ -42,15 +41,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from .activations import Gate
-from .buffers import COUNTS_ARRIVED, OUT_ARRIVED, buffers_of
+from .buffers import ACTIVATION_BLOCK, COUNTS_ARRIVED, OUT_ARRIVED, buffers_of
 from .shapes import LANES, Config, Shape
 
 F32 = jnp.float32
-# Columns (or rows) of a weight that one product takes: longer ones are unrolled into more code for nothing.
-BLOCK = 768
-ACTIVATION_BLOCK = 256
+# Columns that one product takes: longer ones are unrolled into more code for little.
+BLOCK = 2048
 RANK_BLOCK = 256
-TRANSPOSE_BLOCK = 256
 
 
 def _iota(shape: tuple[int, int], axis: int) -> jax.Array:
@@ -171,13 +168,9 @@ def _kernel(
     # Experts with tokens, in order.
     copies["index"].wait()
     index = [_choice(ref.index, j, shape) for j in range(shape.choices)]
-    expert = _iota((ref.coefficients.shape[0], 1), 0)
+    expert = _iota((ref.counts_vector.shape[1], 1), 0)
     chosen = functools.reduce(jnp.logical_or, [row == expert for row in index])  # [E, T]
-    counts = jnp.sum(chosen.astype(F32), axis=1, keepdims=True)
-    diagonal = _iota((counts.shape[0], ref.counts_vector.shape[1]), 0) == _iota(
-        (counts.shape[0], ref.counts_vector.shape[1]), 1
-    )
-    ref.counts_vector[...] = jnp.sum(jnp.where(diagonal, counts, 0), axis=0, keepdims=True).astype(jnp.int32)
+    ref.counts_vector[...] = _as_row(jnp.sum(chosen.astype(F32), axis=1, keepdims=True)).astype(jnp.int32)
     to_smem = pltpu.make_async_copy(ref.counts_vector, ref.counts, ref.arrived.at[COUNTS_ARRIVED])
     to_smem.start()
     to_smem.wait()
@@ -193,35 +186,36 @@ def _kernel(
     for stream in gate_up + down:
         stream.prime(ref.active, active)
 
-    # Until the first weights are there: coefficients, and the tokens as columns.
+    # Until the first weights are there: coefficients, and whatever else is needed once.
     copies["weights"].wait()
     weights = [_choice(ref.weights, j, shape) for j in range(shape.choices)]
-    ref.coefficients[...] = jnp.zeros_like(ref.coefficients)
-    ref.coefficients[:, :tokens] = functools.reduce(
+    by_expert = ref.coefficients_by_expert  # [E, C]
+    by_expert[...] = jnp.zeros_like(by_expert)
+    by_expert[:, :tokens] = functools.reduce(
         jnp.add, [jnp.where(i == expert, w, 0) for i, w in zip(index, weights, strict=True)]
     )
+    ref.coefficients[...] = by_expert[...].T
     ref.sums[...] = jnp.zeros_like(ref.sums)
     copies["x"].wait()
+    x = ref.x
     if columns != tokens:
-        ref.x_rows[...] = jnp.zeros_like(ref.x_rows)
-        ref.x_rows[:tokens] = ref.x[...]
-    x_rows = ref.x_rows if columns != tokens else ref.x
+        x = ref.x_padded
+        x[...] = jnp.zeros_like(x)
+        x[:tokens] = ref.x[...]
     if rows:
         _rank(ref, chosen, tokens, dot)
-        _take_out_what_is_not_finite(ref, x_rows)
-    if not shape.gate_up_contraction_first:
-        _transpose(x_rows, ref.x_columns)
+        _take_out_what_is_not_finite(ref, x, shape.experts)
     for name in ("gate_up", "down") if biased else ():
         copies[f"{name}_bias"].wait()
         getattr(ref, f"{name}_bias_rows")[...] = getattr(ref, f"{name}_bias")[...].astype(F32)
 
     def write(at: Any, size: int) -> None:
-        """Sends features of the result that are complete on their way."""
-        sums = ref.sums[pl.ds(at, size), :]
-        if rows:
-            sums = jnp.where(ref.not_finite[:1] > 0, jnp.nan, sums)
+        """Sends columns of the result that are complete on their way."""
         there = (slice(None), pl.ds(at, size))
-        ref.result[there] = sums.T[:tokens].astype(ref.result.dtype)
+        sums = ref.sums[there]
+        if rows:
+            sums = jnp.where(ref.not_finite[:, :1] > 0, jnp.nan, sums)
+        ref.result[there] = sums[:tokens].astype(ref.result.dtype)
         pltpu.make_async_copy(ref.result.at[there], ref.out.at[there], ref.arrived.at[OUT_ARRIVED]).start()
 
     def layer(step: Any) -> None:
@@ -232,18 +226,20 @@ def _kernel(
         def tiles(visit: Callable[[Any], None]) -> None:
             _repeat(pl.cdiv(ref.counts[0, e], rows) if rows else 1, visit)
 
-        def products(streams: list[_Stream], bias: str, visit: Callable[..., None]) -> None:
-            """``visit(first row, product function)`` for each block of a projection's rows."""
+        def products(name: str, streams: list[_Stream], visit: Callable[..., None]) -> None:
+            """``visit(first column, size, product)`` for each block of a projection's columns."""
             for stream in streams:
 
                 def piece(first: Any, slot: Any, stream: _Stream = stream) -> None:
                     def block(at: Any, size: int) -> None:
-                        row = getattr(ref, bias)[:, pl.ds(first + at, size)] if biased else None
-                        visit(
-                            first + at,
-                            size,
-                            lambda value: _product(stream.read(slot, at, size), value, row, stream, dot),
-                        )
+                        def product(value: jax.Array) -> jax.Array:
+                            contract = (1, 0 if stream.contraction_first else 1)
+                            result = dot(value, stream.read(slot, at, size), contract=contract)
+                            if biased:
+                                result += getattr(ref, f"{name}_bias_row")[:, pl.ds(first + at, size)]
+                            return result
+
+                        visit(first + at, size, product)
 
                     _blocks(stream.piece, BLOCK, block)
 
@@ -251,8 +247,7 @@ def _kernel(
 
         def into(first: Any, size: int, product: Callable[[jax.Array], jax.Array]) -> None:
             def tile(t: Any) -> None:
-                x = ref.gathered.at[t] if rows else x_rows if shape.gate_up_contraction_first else ref.x_columns
-                ref.inner[t, pl.ds(first, size), :] = product(x[...])
+                ref.inner[t, :, pl.ds(first, size)] = product(ref.gathered[t] if rows else x[...])
 
             tiles(tile)
 
@@ -262,9 +257,9 @@ def _kernel(
                 if rows:
                     value = _scatter(ref, t, value, ref.counts[0, e] - t * rows, dot)
                 else:
-                    coefficient = ref.coefficients[pl.ds(e, 1), :]
+                    coefficient = ref.coefficient[:, :1]
                     value = jnp.where(coefficient != 0, coefficient * value, 0)
-                ref.sums[pl.ds(first, size), :] += value
+                ref.sums[:, pl.ds(first, size)] += value
 
             tiles(tile)
 
@@ -273,10 +268,12 @@ def _kernel(
                 write(first, size)
 
         if rows:
-            tiles(lambda t: _gather(ref, e, t, shape.gate_up_contraction_first, x_rows, dot))
-        products(gate_up, "gate_up_bias_row", into)
-        tiles(lambda t: _activate(ref.inner.at[t], ref.h.at[t], gate, as_rows=shape.down_contraction_first))
-        products(down, "down_bias_row", back)
+            tiles(lambda t: _gather(ref, e, t, x, dot))
+        else:
+            ref.coefficient[...] = jnp.broadcast_to(_column(ref.coefficients, e), ref.coefficient.shape)
+        products("gate_up", gate_up, into)
+        tiles(lambda t: _activate(ref, t, gate))
+        products("down", down, back)
 
     _repeat(active, layer)
 
@@ -288,37 +285,25 @@ def _kernel(
     pltpu.make_async_copy(ref.result, ref.out, ref.arrived.at[OUT_ARRIVED]).wait()
 
 
-def _product(
-    weight: jax.Array, value: jax.Array, bias: jax.Array | None, stream: _Stream, dot: Callable[..., jax.Array]
-) -> jax.Array:
-    """`weight` times `value`, and `bias` [1, n] added: [n, columns]."""
-    if stream.contraction_first:
-        result = dot(value, weight)
-        return (result if bias is None else result + bias).T
-    result = dot(weight, value)
-    if bias is None:
-        return result
-    return result + jnp.broadcast_to(bias, (LANES, bias.shape[1])).T[:, :1]
-
-
-def _activate(both: Any, h: Any, gate: Gate, *, as_rows: bool) -> None:
-    """From the first product, a ref [U, columns], to the second one's operand [I, columns], or [columns, I]."""
-    inner = h.shape[1 if as_rows else 0]
+def _activate(ref: Any, t: Any, gate: Gate) -> None:
+    """From a tile of the first product [C, U] to one of the second's operand [C, I]."""
+    both, h = ref.inner.at[t], ref.h.at[t]
+    inner = h.shape[1]
 
     def block(at: Any, size: int) -> None:
         if not gate.gated:
-            value = gate.activate(both[pl.ds(at, size), :])
+            value = gate.activate(both[:, pl.ds(at, size)])
         elif gate.interleaved:
-            even, odd = (pl.ds(2 * at + first, size, stride=2) for first in (0, 1))
-            value = gate.combine(both[even, :], both[odd, :])
+            # Every other row can be read, every other lane cannot.
+            ref.pairs[: 2 * size] = both[:, pl.ds(2 * at, 2 * size)].T
+            value = gate.combine(*(ref.pairs[pl.ds(first, size, stride=2), :] for first in (0, 1))).T
         else:
-            value = gate.combine(both[pl.ds(at, size), :], both[pl.ds(inner + at, size), :])
-        if as_rows:
-            h[:, pl.ds(at, size)] = value.T.astype(h.dtype)
-        else:
-            h[pl.ds(at, size), :] = value.astype(h.dtype)
+            value = gate.combine(both[:, pl.ds(at, size)], both[:, pl.ds(inner + at, size)])
+        h[:, pl.ds(at, size)] = value.astype(h.dtype)
 
-    _blocks(inner, ACTIVATION_BLOCK, block)
+    # Only from a multiple of 128 on can lanes be read in a loop.
+    looped = gate.interleaved or not gate.gated or inner % LANES == 0
+    _blocks(inner, ACTIVATION_BLOCK if looped else inner, block)
 
 
 def _dot(a: jax.Array, b: jax.Array, *, exact: bool, contract: tuple[int, int] = (1, 0)) -> jax.Array:
@@ -332,25 +317,24 @@ def _dot(a: jax.Array, b: jax.Array, *, exact: bool, contract: tuple[int, int] =
 
 def _choice(ref: Any, j: int, shape: Shape) -> jax.Array:
     """Choice `j` of every token, as a row [1, T]; floats in f32."""
-    if shape.choices_first:
-        values = ref[...]
-        return (values.astype(F32) if values.dtype == jnp.bfloat16 else values)[j : j + 1]
     values = ref[...]
     values = values.astype(F32) if values.dtype == jnp.bfloat16 else values
-    column = values[:, j : j + 1]
-    tokens = column.shape[0]
-    square = (tokens, tokens)
+    if shape.choices_first:
+        return values[j : j + 1]
+    return _as_row(values[:, j : j + 1])
+
+
+def _as_row(column: jax.Array) -> jax.Array:
+    """[n, 1] as [1, n]."""
+    square = (column.shape[0], column.shape[0])
     diagonal = _iota(square, 0) == _iota(square, 1)
     return jnp.sum(jnp.where(diagonal, column, jnp.zeros_like(column)), axis=0, keepdims=True)
 
 
-def _transpose(rows: Any, columns: Any) -> None:
-    """Writes a ref [C, H] into one of [H, C]."""
-
-    def block(at: Any, size: int) -> None:
-        columns[pl.ds(at, size), :] = rows[:, pl.ds(at, size)].astype(F32).T.astype(columns.dtype)
-
-    _blocks(rows.shape[1], TRANSPOSE_BLOCK, block)
+def _column(values: Any, e: Any) -> jax.Array:
+    """Column `e` of a ref [C, E]: lanes cannot be read at an index that is data."""
+    lane = _iota((1, values.shape[1]), 1)
+    return jnp.sum(jnp.where(lane == e, values[...], 0), axis=1, keepdims=True)
 
 
 # Gathered tokens.
@@ -369,51 +353,48 @@ def _rank(ref: Any, chosen: jax.Array, tokens: int, dot: Callable[..., jax.Array
         before += jnp.sum(mine, axis=1, keepdims=True)
 
 
-def _take_out_what_is_not_finite(ref: Any, x_rows: Any) -> None:
+def _take_out_what_is_not_finite(ref: Any, x: Any, experts: int) -> None:
     """Zeroes tokens with an inf or NaN, which a one-hot product would spread, and marks those routed here."""
-    routed = jnp.max(jnp.where(ref.ranks[...] >= 0, 1.0, 0.0), axis=0, keepdims=True)
+    # Of the rows that pad E, one is that of the index which stands for other ranks' experts.
+    routed = jnp.max(jnp.where(ref.ranks[:experts] >= 0, 1.0, 0.0), axis=0, keepdims=True)
+    ref.not_finite[...] = jnp.broadcast_to(routed, (LANES, routed.shape[1])).T
 
     def block(at: Any, size: int) -> None:
-        x = x_rows[pl.ds(at, size), :].astype(F32)
-        bad = jnp.max(jnp.where(jnp.abs(x) < jnp.inf, 0.0, 1.0), axis=1, keepdims=True)
-        x_rows[pl.ds(at, size), :] = jnp.where(bad > 0, 0, x).astype(x_rows.dtype)
-        ref.not_finite[:, pl.ds(at, size)] = jnp.broadcast_to(bad, (size, LANES)).T[:8]
+        there = pl.ds(at, size)
+        value = x[there, :].astype(F32)
+        bad = jnp.max(jnp.where(jnp.abs(value) < jnp.inf, 0.0, 1.0), axis=1, keepdims=True)
+        x[there, :] = jnp.where(bad > 0, 0, value).astype(x.dtype)
+        ref.not_finite[there, :] = bad * ref.not_finite[there, :]
 
-    _blocks(x_rows.shape[0], LANES, block)
-    ref.not_finite[...] *= routed
+    _blocks(x.shape[0], LANES, block)
 
 
-def _gather(ref: Any, e: Any, t: Any, as_rows: bool, x_rows: Any, dot: Callable[..., jax.Array]) -> None:
+def _gather(ref: Any, e: Any, t: Any, x: Any, dot: Callable[..., jax.Array]) -> None:
     """Tile `t` of an expert's tokens, where they came from, and their coefficients."""
-    rows = ref.places.shape[1]
+    rows = ref.gathered.shape[1]
     mine = ref.ranks[pl.ds(e, 1), :] == (_iota((rows, 1), 0) + t * rows).astype(F32)  # [R, C]
-    place = mine.astype(F32).astype(jnp.bfloat16)
-    ref.places[t] = place
-    if as_rows:
-        gathered = dot(place, x_rows[...])
-    else:
-        gathered = dot(ref.x_columns[...], place, contract=(1, 1))
-    ref.gathered[t] = gathered.astype(ref.gathered.dtype)
-    column = jnp.sum(jnp.where(mine, ref.coefficients[pl.ds(e, 1), :], 0), axis=1, keepdims=True)
-    diagonal = _iota((rows, rows), 0) == _iota((rows, rows), 1)
-    row = jnp.sum(jnp.where(diagonal, column, 0), axis=0, keepdims=True)
-    ref.tile_coefficients[t] = jnp.broadcast_to(row, ref.tile_coefficients.shape[1:])
+    place = mine.astype(F32)
+    ref.gathered[t] = dot(place.astype(jnp.bfloat16), x[...]).astype(ref.gathered.dtype)
+    column = jnp.sum(jnp.where(mine, ref.coefficients_by_expert[pl.ds(e, 1), :], 0), axis=1, keepdims=True)
+    ref.tile_coefficients[t] = jnp.broadcast_to(column, ref.tile_coefficients.shape[1:])
+    # Twice: see `_scatter`.
+    ref.places[t] = jnp.concatenate([place, place], axis=0).T.astype(jnp.bfloat16)
 
 
 def _scatter(ref: Any, t: Any, value: jax.Array, count: Any, dot: Callable[..., jax.Array]) -> jax.Array:
-    """A tile's results [n, R], weighted, in the columns of their tokens [n, C]; marks tokens that overflowed."""
-    place = ref.places[t]
-    rows = place.shape[0]
-    value = jnp.where(_iota((1, rows), 1) < count, ref.tile_coefficients[t, :1] * value, 0)
-    finite = jnp.abs(value) < jnp.inf
-    bad = jnp.max(jnp.where(finite, 0.0, 1.0), axis=0, keepdims=True)
-    bad = jnp.broadcast_to(bad, (8, rows)).astype(jnp.bfloat16)
-    ref.not_finite[...] = jnp.maximum(ref.not_finite[...], dot(bad, place))
+    """A tile's results [R, n], weighted, in the rows of their tokens [C, n]; marks tokens that overflowed."""
+    rows = value.shape[0]
+    places = ref.places[t]  # [C, 2R]
+    value = jnp.where(_iota((rows, 1), 0) < count, ref.tile_coefficients[t, :, :1] * value, 0)
+    finite = jnp.abs(value) <= float(jnp.finfo(jnp.bfloat16).max)
+    bad = jnp.max(jnp.where(finite, 0.0, 1.0), axis=1, keepdims=True)
+    bad = jnp.broadcast_to(bad, (rows, LANES)).astype(jnp.bfloat16)
+    ref.not_finite[...] = jnp.maximum(ref.not_finite[...], dot(places, jnp.concatenate([bad, bad], axis=0)))
     value = jnp.where(finite, value, 0)
     # Two bf16 parts of it keep 16 bits.
     high = value.astype(jnp.bfloat16)
     low = (value - high.astype(F32)).astype(jnp.bfloat16)
-    return dot(jnp.concatenate([high, low], axis=1), jnp.concatenate([place, place], axis=0))
+    return dot(places, jnp.concatenate([high, low], axis=0))
 
 
 def call(

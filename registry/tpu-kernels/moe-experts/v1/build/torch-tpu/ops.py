@@ -118,9 +118,7 @@ def fused_experts(
             tensor.dim() == rank, f"{name} has shape {tuple(tensor.shape)}; it must have {rank} axes, {axes}"
         )
     for name, tensor in (("hidden_states", hidden_states), ("top_k_weights", top_k_weights)):
-        _check(
-            tensor.dtype in DTYPES, f"{name} has dtype {tensor.dtype}; supported: bfloat16 and float32"
-        )
+        _check(tensor.dtype in DTYPES, f"{name} has dtype {tensor.dtype}; supported: bfloat16 and float32")
     _check(
         top_k_index.dtype in (torch.int32, torch.int64),
         f"top_k_index has dtype {top_k_index.dtype}; it must be int32 or int64",

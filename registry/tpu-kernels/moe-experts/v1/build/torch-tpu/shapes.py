@@ -19,7 +19,7 @@ class Shape:
 
     Attributes:
       tokens, choices, experts, hidden, intermediate: T, k, E, H, I.
-      gate_up_rows: U, 2I or without a gate I.
+      gate_up_columns: U, 2I or without a gate I.
       dtype: of weights, biases, tokens and result.
       routing_dtype: of the routing weights.
       biased: the experts have biases.
@@ -33,7 +33,7 @@ class Shape:
     experts: int
     hidden: int
     intermediate: int
-    gate_up_rows: int
+    gate_up_columns: int
     dtype: Any
     routing_dtype: Any
     biased: bool
@@ -47,10 +47,10 @@ class Config:
     """How the kernel divides its work.
 
     Attributes:
-      gate_up_piece: rows of gate_up (of its U) one DMA brings; a multiple of 128, or U.
-      down_piece: rows of down (of its H) one DMA brings; a multiple of 128, or H.
+      gate_up_piece: of the U columns of the first product, those whose weights one DMA brings; a multiple of 128, or U.
+      down_piece: of the H columns of the second product, those whose weights one DMA brings; a multiple of 128, or H.
       gate_up_slots, down_slots: pieces that are in vector memory or on their way.
-      rows: columns of a tile of gathered tokens, a multiple of 128; 0: dense.
+      rows: of a tile of gathered tokens, a power of two from 16 to 128; 0: dense.
       vmem_bytes: vector memory the kernel may use.
     """
 
@@ -62,5 +62,5 @@ class Config:
     vmem_bytes: int
 
     def columns(self, tokens: int) -> int:
-        """C: the tokens, rounded up to what a product can have as columns."""
+        """C: the tokens, rounded up to whole registers; where they are gathered, to whole tiles."""
         return round_up(tokens, LANES if self.rows else 16)
