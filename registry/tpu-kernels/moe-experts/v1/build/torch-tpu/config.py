@@ -42,10 +42,10 @@ def choose(shape: Shape, tpu: str) -> Config | None:
       >>> choose(shape, "v6e").gate_up_piece
       768
     """
-    if shape.tokens > MOST_TOKENS[tpu]:
-        return None
+    gathers = shape.tokens > DENSE_TOKENS[tpu]
     # Tokens in f32 are not gathered: a product with a one-hot matrix would cost several passes.
-    gathers = shape.tokens > DENSE_TOKENS[tpu] and shape.dtype == jnp.bfloat16
+    if shape.tokens > MOST_TOKENS[tpu] or (gathers and shape.dtype != jnp.bfloat16):
+        return None
     limit = int(VMEM_BYTES[tpu] * VMEM_SHARE)
     rows = (FEW_ROWS if shape.tokens <= FEW_TOKENS else ROWS) if gathers else 0
     for config in _candidates(shape, tpu, rows, limit):
