@@ -30,6 +30,7 @@ REPRESENTATIVE = [
     ("qwen3-30b-a3b-ep8", 17, "float32"),
     ("gemma-4-26b-a4b", 64, "bfloat16"),
     ("gpt-oss-20b-ep8", 8, "bfloat16"),
+    ("gpt-oss-20b-ep8", 256, "bfloat16"),
     ("nemotron-3-nano-ep8", 8, "bfloat16"),
     ("mixtral-8x7b-ep8", 8, "bfloat16"),
 ]

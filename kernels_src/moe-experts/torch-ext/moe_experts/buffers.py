@@ -31,7 +31,7 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
         "weights": vmem(choices, shape.routing_dtype),
         "x": vmem((tokens, hidden), shape.dtype),
         "inner": vmem((tiles, wide, shape.gate_up_columns), F32),
-        "pairs": vmem((2 * ACTIVATION_BLOCK, wide), F32),
+        "pairs": vmem((2 * ACTIVATION_BLOCK, min(wide, LANES)), F32),
         "h": vmem((tiles, wide, inner), shape.dtype),
         "sums": vmem((columns, hidden), F32),
         "result": vmem((tokens, hidden), shape.dtype),

@@ -288,18 +288,29 @@ def _kernel(
 def _activate(ref: Any, t: Any, gate: Gate) -> None:
     """From a tile of the first product [C, U] to one of the second's operand [C, I]."""
     both, h = ref.inner.at[t], ref.h.at[t]
-    inner = h.shape[1]
+    tokens, inner = h.shape
 
     def block(at: Any, size: int) -> None:
         if not gate.gated:
-            value = gate.activate(both[:, pl.ds(at, size)])
+            write(slice(None), at, size, gate.activate(both[:, pl.ds(at, size)]))
         elif gate.interleaved:
-            # Every other row can be read, every other lane cannot.
-            ref.pairs[: 2 * size] = both[:, pl.ds(2 * at, 2 * size)].T
-            value = gate.combine(*(ref.pairs[pl.ds(first, size, stride=2), :] for first in (0, 1))).T
+            # Every other row can be read, every other lane cannot; and only rows of one register's width.
+            for first in range(0, tokens, LANES):
+                count = min(LANES, tokens - first)
+                some = pl.ds(first, count)
+                ref.pairs[: 2 * size, :count] = both[some, pl.ds(2 * at, 2 * size)].T
+                pair = (ref.pairs[pl.ds(which, size, stride=2), :] for which in (0, 1))
+                write(some, at, size, gate.combine(*pair).T[:count])
         else:
-            value = gate.combine(both[:, pl.ds(at, size)], both[:, pl.ds(inner + at, size)])
-        h[:, pl.ds(at, size)] = value.astype(h.dtype)
+            write(
+                slice(None),
+                at,
+                size,
+                gate.combine(both[:, pl.ds(at, size)], both[:, pl.ds(inner + at, size)]),
+            )
+
+    def write(some: Any, at: Any, size: int, value: jax.Array) -> None:
+        h[some, pl.ds(at, size)] = value.astype(h.dtype)
 
     # Only from a multiple of 128 on can lanes be read in a loop.
     looped = gate.interleaved or not gate.gated or inner % LANES == 0
