@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -15,15 +16,24 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
-def _make_importable(package: Path) -> None:
-    """Makes a kernel's JAX modules importable under its name, without its `__init__`, which needs torch."""
-    module = types.ModuleType(package.name)
+def _package(source: Path) -> Path:
+    return source / "torch-ext" / source.name.replace("-", "_")
+
+
+def _make_importable(package: Path, name: str) -> None:
+    """Makes a kernel's JAX modules importable under `name`, without its `__init__`, which needs torch."""
+    module = types.ModuleType(name)
     module.__path__ = [str(package)]
-    sys.modules.setdefault(package.name, module)
+    sys.modules.setdefault(name, module)
 
 
-for _package in Path(__file__).parent.glob("*/torch-ext/*/__init__.py"):
-    _make_importable(_package.parent)
+# As built: each kernel under its own name, and inside it those that it includes.
+for _config in Path(__file__).parent.glob("*/build.toml"):
+    _kernel = _package(_config.parent)
+    _make_importable(_kernel, _kernel.name)
+    for _included in tomllib.loads(_config.read_text())["tpu"].get("include", []):
+        _inner = _package(_config.parent.parent / _included)
+        _make_importable(_inner, f"{_kernel.name}.{_inner.name}")
 
 # Pallas' interpreter asks for the properties of the chip that it simulates.
 _tpu_info = importlib.import_module("jax._src.pallas.mosaic.tpu_info")

@@ -1,0 +1,1 @@
+from ...tpu_ops import *
