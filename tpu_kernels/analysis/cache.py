@@ -19,7 +19,7 @@ from .outcome import Outcome
 from .target import CompileTarget
 
 FOLDER_VARIABLE = "TPU_KERNELS_CACHE"
-_FORMAT = 1  # goes up when `Outcome` or what the worker puts into it changes
+_FORMAT = 2  # goes up when `Outcome` or what the worker puts into it changes
 # The compiler's flags are given to it by these.
 _FLAG_VARIABLES = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
 
