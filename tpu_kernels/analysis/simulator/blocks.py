@@ -60,13 +60,13 @@ def find_blocks(schedule: Schedule, delay_slots: int | None) -> tuple[Block, ...
         if len(found) > 1:
             raise SimulationError(f"line {bundle.line} of the kernel's bundles has two branches")
         [branch] = found
-        region = branch.args[0]
-        assert isinstance(region, int)
+        goal = branch.args[0]
+        assert isinstance(goal, int)
         after = place + 1 + _delay(bundles, place, delay_slots)
         if after in branches:
             raise SimulationError(f"line {bundle.line} of the kernel's bundles branches within a branch")
-        branches[after] = branch, regions.get(region, last)
-        leaders |= {after, regions.get(region, last)}
+        branches[after] = branch, regions.get(goal, last)
+        leaders |= {after, regions.get(goal, last)}
         delayed.update(range(place + 1, after))
     if delayed & leaders:
         line = bundles[min(delayed & leaders)].line
@@ -77,14 +77,14 @@ def find_blocks(schedule: Schedule, delay_slots: int | None) -> tuple[Block, ...
     places = {start: place for place, start in enumerate(starts)}
     blocks = []
     for start, end in zip(starts, [*starts[1:], len(bundles)], strict=True):
-        branch, target = branches.get(end, (None, None))
+        leaving = branches.get(end)
         blocks.append(
             Block(
                 start,
                 end,
                 tuple(needed[start:end]),
-                branch,
-                None if target is None else places[target],
+                leaving and leaving[0],
+                leaving and places[leaving[1]],
             )
         )
     return tuple(blocks)

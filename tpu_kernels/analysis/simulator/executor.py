@@ -31,7 +31,7 @@ def run(
     data: Mapping[int, Sequence[int]],
     *,
     granule: int,
-    names: Mapping[int, str],
+    names: Sequence[str],
 ) -> Trace:
     """Runs the scalar side of a kernel.
 
@@ -40,7 +40,7 @@ def run(
         blocks: Its basic blocks.
         data: The integers that operands hold, flat, by the operand's index.
         granule: Bytes that a DMA counts in.
-        names: Of the operands, for messages.
+        names: Of the operands and results, for messages.
 
     Raises:
         SimulationError: Where it goes depends on something that is not known, or it does not end.
@@ -56,11 +56,12 @@ class _Machine:
         schedule: Schedule,
         data: Mapping[int, Sequence[int]],
         granule: int,
-        names: Mapping[int, str],
+        names: Sequence[str],
     ) -> None:
         self.steps = array("I")
         self.events: list[Event] = []
         self.delays: dict[int, int] = {}
+        self._bundles = schedule.bundles
         self._data = data
         self._words = granule // _WORD
         self._names = names
@@ -111,17 +112,17 @@ class _Machine:
                         f"that are not plausible"
                     )
         except SimulationError as error:
-            line = schedule.bundles[blocks[steps[-1]].start].line
+            line = self._bundles[blocks[steps[-1]].start].line
             raise SimulationError(f"{error} (near line {line} of its bundles)") from error
         except TypeError as error:
-            line = schedule.bundles[blocks[steps[-1]].start].line
+            line = self._bundles[blocks[steps[-1]].start].line
             raise SimulationError(
                 f"the kernel computes with an address in a way that cannot be followed, near line {line} of its "
                 f"bundles: {error}"
             ) from error
 
     def _unbound(self, operand: int) -> Unknown:
-        name = self._names.get(operand, f"operand {operand}")
+        name = self._names[operand]
         return Unknown(f"the integers of {name}, which are not given; give them with data=")
 
     def _fill(self, address: int, operand: int, first: int, count: int | None) -> None:

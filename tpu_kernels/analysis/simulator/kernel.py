@@ -70,7 +70,7 @@ def load_kernel(bundles: str, utilization: str, calibration: Calibration) -> Ker
 
 
 def follow(
-    kernel: Kernel, data: Mapping[int, Sequence[int]], names: Mapping[int, str], calibration: Calibration
+    kernel: Kernel, data: Mapping[int, Sequence[int]], names: Sequence[str], calibration: Calibration
 ) -> Trace:
     """What a kernel does when its operands hold `data`; `names` are for messages.
 

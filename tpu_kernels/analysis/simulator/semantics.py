@@ -72,10 +72,9 @@ _UNKNOWN |= {
     for name in _COMPARISONS
     for order in (".partialorder", ".totalorder", "")
 }
-_UNKNOWN |= {
-    name: "a floating-point value"
-    for name in ("scvt.s32.to.f32", "scvt.f32.to.s32", "scvt.s32.f32", "scvt.f32.s32")
-}
+_UNKNOWN |= dict.fromkeys(
+    ("scvt.s32.to.f32", "scvt.f32.to.s32", "scvt.s32.f32", "scvt.f32.s32"), "a floating-point value"
+)
 
 EXPRESSIONS: dict[str, str] = _ARITHMETIC | {
     name: f"Unknown({reason!r})" for name, reason in _UNKNOWN.items()

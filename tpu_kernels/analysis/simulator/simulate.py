@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from ..outcome import unpack
 from ..report import CompileReport
 from ..target import parse_target
 from .calibration import Calibration, load_calibration
-from .ir import KernelOperand
 from .kernel import KernelRun, follow, load_kernel, time
 from .operands import KernelCall, find_kernel_calls
 from .profile import KernelTime, Profile, Roofline, Traffic, XlaTime
@@ -92,35 +92,65 @@ def simulate_many(
     return [_profile(*each) for each in zip(jobs, reports, calibrations, strict=True)]
 
 
-def _profile(job: Job, report: CompileReport, calibration: Calibration) -> Profile:
+@dataclass(frozen=True)
+class CalledKernel:
+    """A kernel of a compiled program, and what it is called on.
+
+    Attributes:
+        name: The kernel's.
+        bundles, utilization: The compiler's texts on it.
+        operands: Names of its operands and results.
+        calls: The integers in its operands, by place, and how often it is called on them.
+    """
+
+    name: str
+    bundles: str
+    utilization: str
+    operands: tuple[str, ...]
+    calls: tuple[tuple[Mapping[int, tuple[int, ...]], int], ...]
+
+
+def called_kernels(job: Job, report: CompileReport) -> list[CalledKernel]:
+    """The kernels of a program, with the integers they are given.
+
+    Args:
+        job: The function, and data for its integer arguments.
+        report: What the compiler made of it.
+
+    Raises:
+        SimulationError: It does not compile, calls no kernel, or that cannot be told.
+    """
     if report.failure is not None:
         raise SimulationError(f"{report.function} does not compile for {job.tpu}: {report.failure.summary}")
     if not report.kernels:
         raise SimulationError(f"{report.function} has no Pallas kernel in it; nothing else is simulated")
     target = parse_target(job.tpu)
     calls = find_kernel_calls(bind(job.fn, job.args, job.static, target.generation), job.data, target)
-    summary = _Summary(calibration)
+    called = []
     for kernel, runs in _assigned(report, calls):
-        loaded = load_kernel(
-            unpack(report.bundles[kernel.instruction]),
-            unpack(report.utilization[kernel.instruction]),
-            calibration,
-        )
-        names = _operand_names(kernel, loaded.schedule.operands)
-        # A kernel that is called twice with the same integers does the same.
+        # A kernel that is called twice on the same integers does the same.
         distinct = Counter(tuple(sorted(call.data.items())) for call in runs)
-        for data, count in distinct.items():
-            trace = follow(loaded, dict(data), names, calibration)
-            summary.add(kernel.name, time(loaded, trace, calibration), names, count)
+        results = len(kernel.dims) - len(kernel.operands)
+        called.append(
+            CalledKernel(
+                kernel.name,
+                unpack(report.bundles[kernel.instruction]),
+                unpack(report.utilization[kernel.instruction]),
+                (*kernel.operands, *(f"result {n}" if results > 1 else "result" for n in range(results))),
+                tuple((dict(data), count) for data, count in distinct.items()),
+            )
+        )
+    return called
+
+
+def _profile(job: Job, report: CompileReport, calibration: Calibration) -> Profile:
+    summary = _Summary(calibration)
+    for called in called_kernels(job, report):
+        kernel = load_kernel(called.bundles, called.utilization, calibration)
+        for data, count in called.calls:
+            trace = follow(kernel, data, called.operands, calibration)
+            summary.add(called.name, time(kernel, trace, calibration), called.operands, count)
     return summary.profile(report)
-
-
-def _operand_names(kernel: hlo.Kernel, operands: tuple[KernelOperand, ...]) -> dict[int, str]:
-    results = [operand.index for operand in operands if operand.output]
-    names = dict(enumerate(kernel.operands))
-    for place, index in enumerate(results):
-        names[index] = "result" if len(results) == 1 else f"result {place}"
-    return names
 
 
 def _assigned(report: CompileReport, calls: list[KernelCall]) -> list[tuple[hlo.Kernel, list[KernelCall]]]:
@@ -143,8 +173,8 @@ def _assigned(report: CompileReport, calls: list[KernelCall]) -> list[tuple[hlo.
         groups = by_shapes.get(dims, [])
         if len(groups) != len(same) and len({tuple(sorted(c.data.items())) for g in groups for c in g}) != 1:
             raise SimulationError(
-                f"the compiled program has {len(same)} kernels like {same[0].name}, and the function calls {len(groups)} "
-                f"on different integers: which is which cannot be told"
+                f"the compiled program has {len(same)} kernels like {same[0].name}, and the function calls "
+                f"{len(groups)} on different integers: which is which cannot be told"
             )
         # Merged or unrolled ones do the same, whichever they are.
         assigned += [(kernel, groups[min(place, len(groups) - 1)]) for place, kernel in enumerate(same)]
@@ -157,14 +187,14 @@ class _Summary:
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
         self._kernels: Counter[str] = Counter()
-        self._times: Counter[str] = Counter()
+        self._times: dict[str, float] = defaultdict(float)
         self._traffic: dict[tuple[str, str, str, int], list[int]] = defaultdict(lambda: [0, 0])
-        self._units: Counter[str] = Counter()
+        self._units: dict[str, float] = defaultdict(float)
         self._cycles = self._stall = self._overhead = 0.0
         self._multiplies = 0.0
         self._spans: list[Span] = []
 
-    def add(self, name: str, run: KernelRun, names: Mapping[int, str], count: int) -> None:
+    def add(self, name: str, run: KernelRun, names: Sequence[str], count: int) -> None:
         calibration, timing = self._calibration, run.timing
         start_us = self._ms(self._cycles) * 1e3
         self._spans += kernel_spans(name, run, names, start_us=start_us, clock_ghz=calibration.clock_ghz)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,14 +33,14 @@ class Span:
 
 
 def kernel_spans(
-    name: str, run: KernelRun, names: Mapping[int, str], *, start_us: float, clock_ghz: float
+    name: str, run: KernelRun, names: Sequence[str], *, start_us: float, clock_ghz: float
 ) -> list[Span]:
     """A run of a kernel: itself, its loops, its DMAs and its waits for them.
 
     Args:
         name: The kernel's.
         run: The run.
-        names: Of the operands, by index.
+        names: Of the operands and results.
         start_us: When it begins.
         clock_ghz: Of the core.
     """
@@ -60,7 +60,7 @@ def kernel_spans(
         spans.append(
             span(
                 track,
-                names.get(transfer.operand, f"operand {transfer.operand}"),
+                names[transfer.operand],
                 transfer.issued,
                 transfer.done,
                 bytes=transfer.size,
