@@ -60,6 +60,7 @@ _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(?P<name>\S+) = ")
 _SHAPE = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,<=]*)\](?:\{(?P<layout>[^}]*)\})?")
 _BRACKET = re.compile(r"[()]")
 _REFERENCE = re.compile(r"%([\w.-]+)")
+_OPERAND = re.compile(r"%([\w.-]+(?:#\d+)?)")  # `%fusion#1` is the second result of `%fusion`
 _CALLED = re.compile(r"(?:body|condition|calls|true_computation|false_computation)=%([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
@@ -199,7 +200,7 @@ def _instruction(name: str, text: str) -> _Instruction:
         name,
         rest[:opening],
         tuple(_array(match) for match in _SHAPE.finditer(result)),
-        tuple(_REFERENCE.findall(rest[opening:closing])),
+        tuple(_OPERAND.findall(rest[opening:closing])),
         attributes,
         config,
     )
@@ -274,7 +275,7 @@ def _is_kernel(instruction: _Instruction) -> bool:
 
 
 def _kernel(instruction: _Instruction, computation: _Computation) -> Kernel:
-    operands = [a for name in instruction.operands if name in computation for a in computation[name].results]
+    operands = [array for name in instruction.operands for array in _arrays(name, computation)]
     staged = [array for array in (*operands, *instruction.results) if array.memory == VMEM]
     return Kernel(
         name=_unnumbered(instruction.name),
@@ -294,17 +295,30 @@ def _unnumbered(name: str) -> str:
 
 def _origin(name: str, computation: _Computation) -> str:
     """What is behind moves and views of an array."""
-    while (instruction := computation.get(name)) and instruction.opcode in _VIEWS and instruction.operands:
+    instruction = computation.get(name.partition("#")[0])
+    while instruction is not None and instruction.opcode in _VIEWS and instruction.operands:
         name = instruction.operands[0]
+        instruction = computation.get(name.partition("#")[0])
+    if instruction is not None and instruction.opcode == "parameter":
+        argument = re.search(r'op_name="([^"]*)"', instruction.attributes)
+        name = argument[1] if argument else name
     return _unnumbered(name)
+
+
+def _arrays(name: str, computation: _Computation) -> tuple[Array, ...]:
+    """The results of an instruction, or the one that `name` picks."""
+    instruction, _, place = name.partition("#")
+    if instruction not in computation:
+        return ()
+    results = computation[instruction].results
+    return (results[int(place)],) if place else results
 
 
 def _traffic(instruction: _Instruction, computation: _Computation, kind: Kind) -> int:
     read = sum(
         array.bytes
         for name in instruction.operands
-        if name in computation
-        for array in computation[name].results
+        for array in _arrays(name, computation)
         if array.memory == HBM
     )
     if instruction.opcode.endswith("-start"):
@@ -323,8 +337,8 @@ def _scoped(instruction: _Instruction, field: str) -> int | None:
 
 def _op(instruction: _Instruction, computation: _Computation, computations: dict[str, _Computation]) -> XlaOp:
     result = instruction.largest
-    before = computation.get(instruction.operands[0]) if instruction.operands else None
-    operand = before.largest if before is not None and before.results else None
+    before = _arrays(instruction.operands[0], computation) if instruction.operands else ()
+    operand = max(before, key=lambda array: array.bytes, default=None)
     kind = _kind(instruction, operand, computations)
     relaid = kind == "layout copy" and instruction.opcode != "fusion"
     source = re.search(r'op_name="([^"]*)"', instruction.attributes)

@@ -16,6 +16,7 @@ from .compile import compile
 from .emulate import CONTEXT_SETTINGS as EMULATE_SETTINGS
 from .emulate import emulate
 from .explain import explain
+from .simulate import simulate
 
 app = typer.Typer(
     name="tpu-kernels",
@@ -28,6 +29,7 @@ app.add_typer(bench.app, name="bench")
 app.command()(build)
 app.command()(compile)
 app.command()(explain)
+app.command()(simulate)
 app.command(context_settings=EMULATE_SETTINGS)(emulate)
 
 

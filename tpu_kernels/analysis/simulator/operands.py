@@ -28,7 +28,9 @@ _CALLS = {
     "pjit": "jaxpr",
     "remat2": "jaxpr",
 }
-_KERNEL = "pallas_call"
+_KERNELS = ("pallas_call", "mpmd_map")
+# What says where an array should be, not what is in it.
+_PLACEMENT = ("sharding_constraint", "with_memory_space_constraint")
 
 Array = Any
 Known = Array | None  # None: not known
@@ -141,7 +143,9 @@ def _apply(
 ) -> Sequence[Known]:
     name = eqn.primitive.name
     unknown: list[Known] = [None] * len(eqn.outvars)
-    if name == _KERNEL:
+    if name in _PLACEMENT:
+        return operands
+    if name in _KERNELS:
         calls.append(_call(eqn, operands, site))
         return unknown
     has_kernel = any(_has_kernel(inner) for inner in _jaxprs(eqn.params))
@@ -241,5 +245,5 @@ def _jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
 
 def _has_kernel(jaxpr: Any) -> bool:
     return any(
-        eqn.primitive.name == _KERNEL or any(map(_has_kernel, _jaxprs(eqn.params))) for eqn in jaxpr.eqns
+        eqn.primitive.name in _KERNELS or any(map(_has_kernel, _jaxprs(eqn.params))) for eqn in jaxpr.eqns
     )

@@ -171,6 +171,10 @@ def _assigned(report: CompileReport, calls: list[KernelCall]) -> list[tuple[hlo.
     assigned = []
     for dims, same in kernels.items():
         groups = by_shapes.get(dims, [])
+        if not groups:
+            raise SimulationError(
+                f"no call of the compiled program's kernel {same[0].name} is found in the function"
+            )
         if len(groups) != len(same) and len({tuple(sorted(c.data.items())) for g in groups for c in g}) != 1:
             raise SimulationError(
                 f"the compiled program has {len(same)} kernels like {same[0].name}, and the function calls "
