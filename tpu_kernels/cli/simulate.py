@@ -73,7 +73,7 @@ def simulate(
         typer.echo(_to_json(profiles))
         return
     # Off a terminal rich assumes 80 columns, and what goes to a log file would be folded for nothing.
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = Console(width=None if sys.stdout.isatty() else 140, emoji=False)
     for profile in profiles:
         console.print(str(profile), markup=False, highlight=False, soft_wrap=True)
 
