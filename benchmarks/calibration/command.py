@@ -10,13 +10,13 @@ from benchmarks.calibration.records import Record, load_records, select
 # How many records are compiled, in the order of `select`; a compile takes seconds. All of v5e's are.
 COUNTS = {
     ("v5e", "grouped matmul v1"): 16,
-    ("v6e", "grouped matmul v1"): 24,
-    ("v5p", "grouped matmul v1"): 14,
-    ("tpu7x", "grouped matmul v1"): 24,
-    ("v6e", "grouped matmul v2"): 14,
-    ("v5p", "grouped matmul v2"): 8,
-    ("tpu7x", "grouped matmul v2"): 12,
-    ("tpu7x", "splash attention"): 14,
+    ("v6e", "grouped matmul v1"): 30,
+    ("v5p", "grouped matmul v1"): 20,
+    ("tpu7x", "grouped matmul v1"): 30,
+    ("v6e", "grouped matmul v2"): 16,
+    ("v5p", "grouped matmul v2"): 10,
+    ("tpu7x", "grouped matmul v2"): 16,
+    ("tpu7x", "splash attention"): 16,
 }
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)

@@ -17,6 +17,10 @@ from tpu_kernels.analysis.outcome import pack, unpack
 from tpu_kernels.analysis.simulator.simulate import CalledKernel, called_kernels
 from tpu_kernels.errors import AnalysisError
 
+# tokamax names the tiles of the gradient in lhs after the forward product's axes. The records of these generations
+# are from when it named them after the gradient's own: read otherwise, tiles would be longer than their axes.
+_OWN_TILES = ("v5e", "tpu7x")
+
 
 @dataclasses.dataclass(frozen=True)
 class XlaOp:
@@ -118,10 +122,13 @@ def _grouped_matmul(record: Record) -> analysis.Job:
     module = pallas_mosaic_tpu_v2 if version_2 else pallas_mosaic_tpu
     op = module.PallasMosaicTpuV2RaggedDot() if version_2 else module.PallasMosaicTpuRaggedDot()
     contracting, batch = numbers["dot_dimension_numbers"]
+    config = dict(record.config)
+    if not version_2 and contracting == [[1], [2]] and record.generation in _OWN_TILES:
+        config["tile_k"], config["tile_n"] = config["tile_n"], config["tile_k"]
     sizes = np.array(record.group_sizes(), np.int32)
 
     def ragged_dot(lhs: Any, rhs: Any, group_sizes: Any) -> Any:
-        out, _ = op._fwd(
+        out, residuals = op._fwd(
             lhs,
             rhs,
             group_sizes=group_sizes,
@@ -135,10 +142,11 @@ def _grouped_matmul(record: Record) -> analysis.Job:
             ),
             precision=(jax.lax.Precision.DEFAULT,) * 2,
             preferred_element_type=arguments["preferred_element_type"],
-            return_residuals=False,
-            config=module.Config(**record.config),
+            return_residuals=arguments["return_residuals"],
+            config=module.Config(**config),
         )
-        return out
+        # Residuals are a second result, which XLA copies the first one into.
+        return (out, residuals) if arguments["return_residuals"] else out
 
     arrays = [_array(arguments[name]) for name in ("lhs", "rhs")]
     return analysis.Job(

@@ -10,7 +10,7 @@ from ...errors import SimulationError
 from .ir import Address, Bundle, Register, ScalarOp, Schedule
 from .semantics import SCALAR_OPS
 
-_LONGEST_DELAY = 8
+_MOST_SLOTS = 6  # where they are not a fixed number
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ def find_blocks(schedule: Schedule, delay_slots: int | None) -> tuple[Block, ...
 
     Args:
         schedule: The kernel.
-        delay_slots: How many bundles after a branch are still run; None: as many as there are before the next
-            region, which is how TPU7x has it.
+        delay_slots: How many bundles after a branch are still run; None: that is told by where the next region
+            begins, which is how TPU7x has it.
 
     Raises:
         SimulationError: Branches that cannot be followed.
@@ -54,7 +54,7 @@ def find_blocks(schedule: Schedule, delay_slots: int | None) -> tuple[Block, ...
     leaders = {0, last}
     delayed: set[int] = set()
     for place, bundle in enumerate(bundles):
-        found = [op for op in bundle.scalar if SCALAR_OPS[op.op] == "branch"]
+        found = _branches(bundle)
         if not found:
             continue
         if len(found) > 1:
@@ -62,7 +62,7 @@ def find_blocks(schedule: Schedule, delay_slots: int | None) -> tuple[Block, ...
         [branch] = found
         goal = branch.args[0]
         assert isinstance(goal, int)
-        after = place + 1 + _delay(bundles, place, delay_slots)
+        after = place + 1 + _delay(bundles, place, branch, delay_slots)
         if after in branches:
             raise SimulationError(f"line {bundle.line} of the kernel's bundles branches within a branch")
         branches[after] = branch, regions.get(goal, last)
@@ -90,21 +90,28 @@ def find_blocks(schedule: Schedule, delay_slots: int | None) -> tuple[Block, ...
     return tuple(blocks)
 
 
-def _delay(bundles: tuple[Bundle, ...], branch: int, slots: int | None) -> int:
+def _delay(bundles: tuple[Bundle, ...], place: int, branch: ScalarOp, slots: int | None) -> int:
+    """How many bundles after the one at `place` are run before its branch takes effect."""
     if slots is not None:
         return slots
-    near = range(branch + 1, min(branch + _LONGEST_DELAY, len(bundles)))
-    for place in near:
-        if bundles[place].starts or bundles[place].labelled:
-            return place - branch - 1
-    # The next region is not marked, so this one's end is.
-    depth = bundles[branch].depth
-    ends = [place for place in near if bundles[place].ends or (depth and bundles[place].depth >= depth)]
-    if not ends:
-        raise SimulationError(
-            f"it cannot be told where the branch in line {bundles[branch].line} of the kernel's bundles takes effect"
-        )
-    return ends[-1] - branch
+    # There are six. Where the last ones would be empty there are fewer, with one empty bundle for the rest. It is
+    # known from an empty one between others by what follows: a region or a branch; or what is under no predicate
+    # after instructions of the next region, which are under the one that the branch is not taken under.
+    stays = None
+    if branch.guard is not None:
+        stays = dataclasses.replace(branch.guard, negated=not branch.guard.negated)
+    near = bundles[place + 1 : place + 2 + _MOST_SLOTS]
+    for count, bundle in enumerate(near):
+        follows_empty = count > 0 and not near[count - 1].guards
+        if count == _MOST_SLOTS or bundle.starts or bundle.labelled or _branches(bundle):
+            return count
+        if follows_empty and not bundle.guards <= {stays} and all(b.guards <= {stays} for b in near[:count]):
+            return count
+    return len(near)
+
+
+def _branches(bundle: Bundle) -> list[ScalarOp]:
+    return [op for op in bundle.scalar if SCALAR_OPS[op.op] == "branch"]
 
 
 def _live(bundles: tuple[Bundle, ...]) -> list[tuple[ScalarOp, ...]]:

@@ -65,9 +65,10 @@ class CodeGenerator:
                 continue
             assert op.dest is not None
             register = op.dest.physical
-            value = EXPRESSIONS[op.op].format(*map(self._value, op.args))
+            arguments = [self._value(argument) for argument in op.args]
+            value = EXPRESSIONS[op.op].format(*arguments, arguments=",".join(arguments))
             if op.guard is not None:
-                value = f"({value} if {self._value(op.guard)} else {writes.get(register, register)})"
+                value = f"choose({self._value(op.guard)},{value},{writes.get(register, register)})"
             if storing and "M[" in value:
                 loads.append(f"load{len(loads)}={value}")
                 value = f"load{len(loads) - 1}"
@@ -89,9 +90,9 @@ class CodeGenerator:
 
     def _value(self, argument: Argument) -> str:
         if isinstance(argument, Register):
-            return f"(not {argument.physical})" if argument.negated else argument.physical
+            return f"({argument.physical}^True)" if argument.negated else argument.physical
         if isinstance(argument, Symbol):
             return str(self._addresses[argument.allocation] + argument.offset)
         if isinstance(argument, Address):
             return "+".join(map(self._value, argument.terms))
-        return "Unknown('a floating-point value')" if isinstance(argument, float) else str(argument)
+        return "floating()" if isinstance(argument, float) else str(argument)

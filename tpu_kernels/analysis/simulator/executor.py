@@ -12,7 +12,7 @@ from .codegen import END, CodeGenerator
 from .ir import Address, Argument, Schedule, Symbol
 from .semantics import unsigned, wrap
 from .trace import Action, Event, Trace
-from .values import Pointer, Unknown
+from .values import Pointer, Unknown, choose, floating
 
 _LONGEST_RUN = 50_000_000  # blocks
 _ALLOCATION = 1 << 20  # the addresses of an allocation are further apart than any offset
@@ -88,7 +88,9 @@ class _Machine:
             "U": unsigned,
             "Unknown": Unknown,
             "dma": self._dma,
+            "choose": choose,
             "delay": self._delay,
+            "floating": floating,
             "reset": self._reset,
             "signal": self._signal,
             "wait": self._wait,

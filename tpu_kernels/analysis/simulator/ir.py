@@ -93,7 +93,8 @@ class Bundle:
         matrix: In the order of the text.
         labelled: The compiler marks it as the body, the end or another target of control flow.
         depth: Of the loops around it.
-        starts, ends: Regions that start with it, and whether one ends.
+        starts: Regions that start with it.
+        guards: The predicates its instructions are under, vector ops included; None stands for no predicate.
         line: In the compiler's text.
     """
 
@@ -102,7 +103,7 @@ class Bundle:
     labelled: bool
     depth: int
     starts: tuple[int, ...]
-    ends: bool
+    guards: frozenset[Register | None]
     line: int
 
 

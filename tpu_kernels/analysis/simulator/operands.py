@@ -16,6 +16,7 @@ from ...errors import SimulationError
 from ..export import Bound
 from ..target import CompileTarget
 
+_WORD, _LANES = 4, 128
 _LARGEST = 1 << 24  # elements of an array that is worth evaluating
 _CALLS = {
     "closed_call": "jaxpr",
@@ -43,7 +44,7 @@ class KernelCall:
     Attributes:
         site: Where in the function it is; a kernel in a loop is called several times from one site.
         shapes: Of its operands and results.
-        data: The operands' values, flat, where they are known integers; by place.
+        data: The operands' values, as scalar memory has them, where they are known integers; by place.
     """
 
     site: tuple[int, ...]
@@ -87,7 +88,11 @@ def _given(bound: Bound, data: Mapping[str, Any]) -> list[Known]:
     known: list[Known] = []
     for name, argument in zip(names, bound.arguments, strict=True):
         leaves = jax.tree.leaves(argument)
-        values = jax.tree.leaves(data[name]) if name in data else [None] * len(leaves)
+        values: list[Any] = [None] * len(leaves)
+        if name in data:
+            # An argument that is one array may be given as nested lists.
+            one = leaves == [argument]
+            values = [data[name]] if one else jax.tree.leaves(data[name])
         if len(values) != len(leaves):
             raise SimulationError(f"data for {name!r} is {len(values)} arrays; it must be {len(leaves)}")
         for leaf, value in zip(leaves, values, strict=True):
@@ -170,10 +175,27 @@ def _call(eqn: Any, operands: list[Known], site: tuple[int, ...]) -> KernelCall:
 
     data = {}
     for place, value in enumerate(operands):
-        if value is not None and np.asarray(value).dtype.kind in "iub":
-            data[place] = tuple(np.asarray(value).ravel().tolist())
+        array = None if value is None else np.asarray(value)
+        # (Narrower ones are packed; nothing controls a kernel by them.)
+        if array is not None and array.dtype.kind in "iu" and array.dtype.itemsize == _WORD:
+            data[place] = tuple(_stored(array).tolist())
     atoms = [*eqn.invars, *eqn.outvars]
     return KernelCall(site, tuple(tuple(atom.aval.shape) for atom in atoms), data)
+
+
+def _stored(array: Array) -> Array:
+    """The words of an array in the order that scalar memory has them: in tiles of up to 8 rows of 128."""
+    import numpy as np
+
+    if array.ndim < 2:
+        return array.ravel()
+    *outer, rows, columns = array.shape
+    height = min(8, 1 << (rows - 1).bit_length())
+    padding = [(0, 0)] * len(outer) + [(0, -rows % height), (0, -columns % _LANES)]
+    padded = np.pad(array, padding)
+    down, across = padded.shape[-2] // height, padded.shape[-1] // _LANES
+    tiles = padded.reshape(*outer, down, height, across, _LANES)
+    return np.swapaxes(tiles, -3, -2).ravel()
 
 
 def _scan(eqn: Any, operands: list[Known], site: tuple[int, ...], calls: list[KernelCall]) -> Sequence[Known]:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from ...errors import SimulationError
 from .ir import Address, Argument, Bundle, KernelOperand, MatrixOp, Register, ScalarOp, Schedule, Symbol
-from .semantics import IGNORED, SCALAR_OPS
+from .semantics import IGNORED, SCALAR_OPS, UNKNOWN
 
 _PREAMBLE_END = "= control target key end"
 _BUNDLE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(?:[A-Z]{2})?\s*:\s*(?P<loops>(?:>\s*)*)\{", re.MULTILINE)
@@ -26,10 +26,11 @@ _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 # What the general form of a DMA moves from where to where is told in a comment only.
 _GENERAL_DMA = re.compile(r"dma\.general( .*?)/\* (\w+)-to-(\w+) \*/", re.DOTALL)
 _START = re.compile(r"(?:Start|Start/End empty) region (\d+)")
-_END = re.compile(r"End region \d")
 _INSTRUCTION = re.compile(r"(?:(?P<dest>%\w+)(?:, %\w+)* = )?(?P<op>[a-z_][\w.]*)(?P<rest>.*)", re.DOTALL)
 _REGISTER = re.compile(r"(?P<negated>!?)%(?P<value>\w+)_(?P<register>[sp]\d+)")
 _VECTOR_DEST = re.compile(r"%\w+_vm?\d+")
+_PSEUDO = re.compile(r"= (?:int_to_ptr|sphi)\b")  # no instructions of the machine
+_GUARD = re.compile(r"\((!?%\w+_p\d+)[,)]")
 _GUARD_FIRST = re.compile(r"\((?P<guard>!?%\w+)(?:, (?P<old>%\w+))?\)(?:,\s*|\s+|$)(?P<rest>.*)", re.DOTALL)
 _GUARD_LAST = re.compile(r"(?P<rest>.*\S) \((?P<guard>!?%\w+)(?:, (?P<old>%\w+))?\)", re.DOTALL)
 _GUARD_STORE = re.compile(r"(?P<rest>\[smem:.*\]) \((?P<guard>!?%\w+)\), (?P<value>\S+)", re.DOTALL)
@@ -90,14 +91,17 @@ def _operands(entry: str) -> Iterator[KernelOperand]:
 
 
 def _bundle(head: str, body: str, line: int) -> Bundle:
-    regions = "region" in body
     text = _COMMENT.sub("", _GENERAL_DMA.sub(r"dma.\2_to_\3\1", body) if "dma.general" in body else body)
     scalar: list[ScalarOp] = []
     matrix: list[MatrixOp] = []
+    guards: set[Register | None] = set()
     for instruction in text[: text.rfind("}")].split(";;"):
         stripped = instruction.strip()
         if not stripped:
             continue
+        if not _PSEUDO.search(stripped):
+            guard = _GUARD.search(stripped)
+            guards.add(_register(guard[1]) if guard else None)
         if "mxu" in stripped and (match := _MATRIX.search(stripped)):
             if match["op"] in _MATRIX_KINDS:
                 matrix.append(_matrix_op(match))
@@ -110,8 +114,8 @@ def _bundle(head: str, body: str, line: int) -> Bundle:
         matrix=tuple(matrix),
         labelled=_LABEL.search(head) is not None,
         depth=head.count(">"),
-        starts=tuple(int(number) for number in _START.findall(body)) if regions else (),
-        ends=regions and _END.search(body) is not None,
+        starts=tuple(int(number) for number in _START.findall(body)) if "region" in body else (),
+        guards=frozenset(guards),
         line=line,
     )
 
@@ -143,7 +147,8 @@ def _scalar_op(text: str, line: int) -> ScalarOp | None:
     try:
         guard, old, rest = _guarded(_NOTE.sub("", match["rest"]).strip())
         dest = _register(match["dest"]) if match["dest"] and _REGISTER.fullmatch(match["dest"]) else None
-        args = tuple(_argument(part) for part in _parts(rest))
+        # Where a value comes from does not matter if it is not known anyhow.
+        args = () if op in UNKNOWN else tuple(_argument(part) for part in _parts(rest))
         return ScalarOp(op, dest, args, guard, old, line)
     except ValueError as error:
         raise SimulationError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 # Expressions over the arguments {0}, {1}, ...; `wrap` brings a sum back into 32 bits, `U` is the unsigned value.
+# Predicates are True, False or not known, which bitwise operators take; `if` would not.
 _ARITHMETIC = {
     "sadd.s32": "wrap({0}+{1})",
     "sadd.u32": "wrap({0}+{1})",
@@ -25,10 +26,10 @@ _ARITHMETIC = {
     "sshll.s32": "wrap({0}<<({1}&31))",
     "sshrl.u32": "wrap(U({0})>>({1}&31))",
     "sshra.s32": "({0}>>({1}&31))",
-    "smin.s32": "min({0},{1})",
-    "smax.s32": "max({0},{1})",
-    "smin.u32": "wrap(min(U({0}),U({1})))",
-    "smax.u32": "wrap(max(U({0}),U({1})))",
+    "smin.s32": "choose({0}<{1},{0},{1})",
+    "smax.s32": "choose({0}>{1},{0},{1})",
+    "smin.u32": "choose(U({0})<U({1}),{0},{1})",
+    "smax.u32": "choose(U({0})>U({1}),{0},{1})",
     "sclz.u32": "(32-U({0}).bit_length())",
     "sdivrem.u32": "wrap(U({0})//U({1}))",
     "scalar_lea.hbm": "({0}+{1})",
@@ -43,13 +44,13 @@ _ARITHMETIC = {
     "smov.s32": "{0}",
     "smov.f32": "{0}",
     "pmov": "{0}",
-    "pneg": "(not {0})",
-    "pand": "({0} and {1})",
-    "por": "({0} or {1})",
-    "pnand": "(not({0} and {1}))",
-    "pnor": "(not({0} or {1}))",
-    "pxor": "(bool({0})!=bool({1}))",
-    "scalar_select": "({1} if {0} else {2})",
+    "pneg": "({0}^True)",
+    "pand": "({0}&{1})",
+    "por": "({0}|{1})",
+    "pnand": "({0}&{1}^True)",
+    "pnor": "(({0}|{1})^True)",
+    "pxor": "({0}^{1})",
+    "scalar_select": "choose({0},{1},{2})",
     "sld": "M[{0}]",
 }
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -59,25 +60,23 @@ for _name, _sign in _COMPARISONS.items():
         _ARITHMETIC[f"scmp.{_name}.u32{_order}"] = f"(U({{0}}){_sign}U({{1}}))"
 
 # Values that the scalar side alone does not determine: they may be moved about, but nothing may depend on them.
-_UNKNOWN = {
+UNKNOWN = {
     "spop": "a value that the vector unit computes",
     "spop.drf": "a value that the vector unit computes",
+    "spop.sfrf": "a value that the vector unit computes",
     "vsyncmov": "the state of a semaphore",
     "srdreg": "the state of the machine",
 }
-_FLOAT_OPS = ("sadd", "ssub", "smul", "smin", "smax", "sdiv")
-_UNKNOWN |= {f"{op}.f32": "a floating-point value" for op in _FLOAT_OPS}
-_UNKNOWN |= {
-    f"scmp.{name}.f32{order}": "a floating-point value"
-    for name in _COMPARISONS
-    for order in (".partialorder", ".totalorder", "")
-}
-_UNKNOWN |= dict.fromkeys(
-    ("scvt.s32.to.f32", "scvt.f32.to.s32", "scvt.s32.f32", "scvt.f32.s32"), "a floating-point value"
+_FLOATING = (
+    *(f"{op}.f32" for op in ("sadd", "ssub", "smul", "smin", "smax", "sdiv")),
+    *(f"scmp.{name}.f32{order}" for name in _COMPARISONS for order in (".partialorder", ".totalorder", "")),
+    *("scvt.s32.to.f32", "scvt.f32.to.s32", "scvt.s32.f32", "scvt.f32.s32"),
 )
 
-EXPRESSIONS: dict[str, str] = _ARITHMETIC | {
-    name: f"Unknown({reason!r})" for name, reason in _UNKNOWN.items()
+EXPRESSIONS: dict[str, str] = {
+    **_ARITHMETIC,
+    **{name: f"Unknown({reason!r})" for name, reason in UNKNOWN.items()},
+    **dict.fromkeys(_FLOATING, "floating({arguments})"),
 }
 
 _MEMORIES = ("hbm", "vmem", "smem")

@@ -21,17 +21,37 @@ class Unknown:
     def _same(self, *_: Any) -> Unknown:
         return self
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __rand__ = _same
-    __or__ = __ror__ = __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _same
-    __floordiv__ = __rfloordiv__ = __invert__ = _same
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _same
+    __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __invert__ = _same
     # Comparisons too, so that what nothing branches on does no harm.
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _same  # type: ignore[assignment]
     bit_length = _same
+
+    def __and__(self, other: Any) -> Any:
+        return False if other is False else self
+
+    def __or__(self, other: Any) -> Any:
+        return True if other is True else self
+
+    __rand__, __ror__ = __and__, __or__
 
     def _refuse(self) -> Any:
         raise SimulationError(f"the kernel's control flow depends on {self.reason}")
 
     __bool__ = __index__ = __int__ = __hash__ = _refuse
+
+
+def choose(predicate: Any, one: Any, other: Any) -> Any:
+    """One of two values; where the predicate is not known, neither is the value."""
+    return one if predicate is True else other if predicate is False else predicate
+
+
+_FLOAT = Unknown("a floating-point value")
+
+
+def floating(*operands: Any) -> Unknown:
+    """The result of arithmetic on floating-point values, which is not carried out."""
+    return next((x for x in operands if isinstance(x, Unknown) and x is not _FLOAT), _FLOAT)
 
 
 class Pointer:
