@@ -82,6 +82,34 @@ def fetched(table, pages):
     )(table, pages)
 
 
+def fetched_by_bytes(counts, pages):
+    """One fetch of a page for each that the narrow integers count."""
+
+    def kernel(counts, pages, out, buffer, semaphore):
+        def page(index, _):
+            copy = pltpu.make_async_copy(pages.at[index], buffer, semaphore)
+            copy.start()
+            copy.wait()
+            out[...] += buffer[...]
+
+        out[...] = jnp.zeros_like(out)
+        jax.lax.fori_loop(0, counts[pl.program_id(0)].astype(jnp.int32), page, None)
+
+    page = pages.shape[1:]
+    return pl.pallas_call(
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(counts.shape[0],),
+            in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=pl.BlockSpec(page, lambda i, counts: (0, 0)),
+            scratch_shapes=[pltpu.VMEM(page, pages.dtype), pltpu.SemaphoreType.DMA],
+        ),
+        out_shape=shape(*page, dtype=pages.dtype),
+        name="fetched_by_bytes",
+    )(counts, pages)
+
+
 def fetched_by_counts(counts, pages):
     """`fetched`, with a table that XLA makes."""
     return fetched(jnp.cumsum(counts)[:, None], pages)

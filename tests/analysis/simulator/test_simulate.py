@@ -27,7 +27,7 @@ def traffic(profile: analysis.Profile) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("tpu", calibrated())
 def test_traffic_is_that_of_the_block_specs(tpu: str) -> None:
-    m, k, n, rows, columns = 8192, 2048, 4096, 128, 256
+    m, k, n, rows, columns = 4096, 4096, 16384, 128, 512
     profile = analysis.simulate(
         kernels.matmul,
         *[shape(*dims, dtype="bfloat16") for dims in ((m, k), (k, n))],
@@ -75,6 +75,14 @@ def test_tables_are_read_as_scalar_memory_has_them(rows: int, columns: int) -> N
     assert traffic(profile).get("pages", (0, 0)) == (counts.sum() * PAGE, 0)
 
 
+def test_narrow_integers_are_read_as_scalar_memory_has_them() -> None:
+    counts = np.arange(700) % 3
+    profile = analysis.simulate(
+        kernels.fetched_by_bytes, shape(700, dtype="int8"), PAGES, data={"counts": counts}
+    )
+    assert traffic(profile)["pages"] == (counts.sum() * PAGE, 0)
+
+
 def test_integers_that_xla_computes_are_evaluated() -> None:
     profile = analysis.simulate(
         kernels.fetched_by_counts, shape(4, dtype="int32"), PAGES, data={"counts": [1, 0, 2, 3]}
@@ -103,7 +111,7 @@ def test_integers_that_control_needs_must_be_given() -> None:
     arguments = shape(4, 3, dtype="int32"), PAGES
     with pytest.raises(SimulationError, match="depends on the integers of table, which are not given"):
         analysis.simulate(kernels.fetched, *arguments)
-    with pytest.raises(SimulationError, match="'tabel'.* are table, pages"):
+    with pytest.raises(SimulationError, match=r"'tabel'.* are table, pages"):
         analysis.simulate(kernels.fetched, *arguments, data={"tabel": np.zeros((4, 3), int)})
     with pytest.raises(SimulationError, match=r"'table' has shape \[3\]; the argument has \[4, 3\]"):
         analysis.simulate(kernels.fetched, *arguments, data={"table": [1, 2, 3]})

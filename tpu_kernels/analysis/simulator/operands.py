@@ -17,6 +17,7 @@ from ..export import Bound
 from ..target import CompileTarget
 
 _WORD, _LANES = 4, 128
+_LARGEST_IN_SCALAR_MEMORY = 1 << 20  # elements of an operand that can control a kernel
 _LARGEST = 1 << 24  # elements of an array that is worth evaluating
 _CALLS = {
     "closed_call": "jaxpr",
@@ -176,17 +177,31 @@ def _call(eqn: Any, operands: list[Known], site: tuple[int, ...]) -> KernelCall:
     data = {}
     for place, value in enumerate(operands):
         array = None if value is None else np.asarray(value)
-        # (Narrower ones are packed; nothing controls a kernel by them.)
-        if array is not None and array.dtype.kind in "iu" and array.dtype.itemsize == _WORD:
-            data[place] = tuple(_stored(array).tolist())
+        if array is not None and array.dtype.kind in "iu" and array.size <= _LARGEST_IN_SCALAR_MEMORY:
+            words = _stored(array)
+            if words is not None:
+                data[place] = tuple(words.tolist())
     atoms = [*eqn.invars, *eqn.outvars]
     return KernelCall(site, tuple(tuple(atom.aval.shape) for atom in atoms), data)
 
 
-def _stored(array: Array) -> Array:
-    """The words of an array in the order that scalar memory has them: in tiles of up to 8 rows of 128."""
+def _stored(array: Array) -> Array | None:
+    """The words of an array in the order that scalar memory has them; None where that is not known.
+
+    Arrays of 32 bits are in tiles of up to 8 rows of 128; of narrower vectors, a word holds elements that are 128
+    apart.
+    """
     import numpy as np
 
+    if array.dtype.itemsize < _WORD:
+        if array.ndim != 1:
+            return None
+        packed = _WORD // array.dtype.itemsize
+        padded = np.pad(array, (0, -array.size % (packed * _LANES)))
+        lanes = np.swapaxes(padded.reshape(-1, packed, _LANES), 1, 2)
+        return np.ascontiguousarray(lanes).view(np.int32).ravel()
+    if array.dtype.itemsize > _WORD:
+        return None
     if array.ndim < 2:
         return array.ravel()
     *outer, rows, columns = array.shape
