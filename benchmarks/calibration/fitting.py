@@ -101,11 +101,13 @@ def fit(
     best = loss(subjects, calibration)
     for step in [1.15, 1.05, 1.02][:rounds]:
         for name in constants:
+            if not get(calibration, name):
+                continue  # a part that this generation's model is without
             for factor in (step, 1 / step):
                 while True:
                     tried = put(calibration, name, get(calibration, name) * factor)
                     found = loss(subjects, tried)
-                    if found >= best - 1e-5:
+                    if found >= best - 1e-4:
                         break
                     calibration, best = tried, found
                     on_step(name, get(calibration, name), best)

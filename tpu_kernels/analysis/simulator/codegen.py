@@ -81,7 +81,10 @@ class CodeGenerator:
         if effect == "branch":
             return f"taken={self._value(op.guard)}" if op.guard is not None else "taken=True"
         if effect == "store":
-            statement = f"M[{arguments[0]}]={arguments[1]}"
+            address, value = arguments
+            if op.guard is None:
+                return f"M[{address}]={value}"
+            return f"store({self._value(op.guard)},{address},{value})"
         else:
             # (The way of a DMA is in its name; its fifth and later arguments are about strides.)
             way = [repr(op.op.removeprefix("dma."))] if effect == "dma" else []

@@ -93,6 +93,7 @@ class _Machine:
             "floating": floating,
             "reset": self._reset,
             "signal": self._signal,
+            "store": self._store,
             "wait": self._wait,
             "wrap": wrap,
             "taken": False,
@@ -163,6 +164,12 @@ class _Machine:
             self._memory.update({destination + place: source.offset for place in range(count)})
         else:
             self._fill(destination, source.operand, source.offset * self._words, count)
+
+    def _store(self, predicate: bool | Unknown, address: int, value: Any) -> None:
+        if predicate is True:
+            self._memory[address] = value
+        elif isinstance(predicate, Unknown):
+            self._memory[address] = predicate
 
     def _signal(self, offset: int, semaphore: int, amount: int) -> None:
         self._event("signal", offset, semaphore, amount)
