@@ -47,8 +47,8 @@ def write_table(subjects: dict[str, list[Subject]], ranking: dict[str, tuple[int
     return (
         _HEAD
         + "\n".join(lines)
-        + "\n\nOf problems that were solved in several ways (tiles, or versions of a kernel), the way that is simulated\n"
-        + "to be the fastest is within 3 % of the one measured to be: "
+        + "\n\nOf problems that were solved in several ways (tiles, or versions of a kernel), the way that is\n"
+        + "simulated to be the fastest is within 3 % of the one measured to be: "
         + ", ".join(ranked)
         + ".\n\n![simulated over recorded times](images/calibration.png)\n"
     )

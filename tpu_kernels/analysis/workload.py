@@ -242,7 +242,8 @@ def _with_gradient(
         named = dict(zip(arrays, values, strict=True))
         floats = {name: x for name, x in named.items() if jnp.issubdtype(x.dtype, jnp.floating)}
         result, pull_back = jax.vjp(lambda floats: forward(**{**named, **floats}), floats)
-        return result, pull_back(gradient)
+        [gradients] = pull_back(gradient)
+        return result, gradients
 
     names = [*arrays, "gradient"]
     training.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

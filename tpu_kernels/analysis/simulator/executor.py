@@ -21,8 +21,15 @@ _WORD = 4
 
 
 class _ScalarMemory(dict[int, Any]):
+    """Words by their address."""
+
+    def __init__(self, addresses: Mapping[str, int]) -> None:
+        super().__init__()
+        self._names = {address // _ALLOCATION: name for name, address in addresses.items()}
+
     def __missing__(self, address: int) -> Unknown:
-        return Unknown("scalar memory that nothing was written to")
+        name = self._names.get(address // _ALLOCATION, "an operand")
+        return Unknown(f"scalar memory that nothing was written to (word {address % _ALLOCATION} of {name})")
 
 
 def run(
@@ -65,8 +72,8 @@ class _Machine:
         self._data = data
         self._words = granule // _WORD
         self._names = names
-        self._memory = _ScalarMemory()
         self._addresses = _allocate(schedule)
+        self._memory = _ScalarMemory(self._addresses)
         self._registers: dict[str, Any] = {}
         for operand in schedule.operands:
             value: Any

@@ -28,7 +28,7 @@ class Unknown:
     bit_length = _same
 
     def __and__(self, other: Any) -> Any:
-        return False if other is False else self
+        return other if isinstance(other, int) and not other else self
 
     def __or__(self, other: Any) -> Any:
         return True if other is True else self
