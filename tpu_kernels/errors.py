@@ -82,3 +82,7 @@ class BenchmarkError(TpuKernelsError, ValueError):
 
 class AnalysisError(TpuKernelsError, RuntimeError):
     """The TPU compiler cannot be run here, or was asked for a target that does not exist."""
+
+
+class SimulationError(AnalysisError):
+    """A kernel cannot be simulated: its control flow is not known, or it waits for what never comes."""

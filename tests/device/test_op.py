@@ -54,6 +54,11 @@ def operands(device):
     return [torch.randn(s).to(device).requires_grad_() for s in ((4, 5), (5, 3))]
 
 
+def test_a_tensor_by_keyword_has_a_fake(scaled):
+    x, y, offset = (torch.empty(shape, device="meta") for shape in ((4, 5), (5, 3), (3,)))
+    assert scaled(x, y, offset=offset).shape == (4, 3)
+
+
 def test_static_arguments_and_optional_tensors_specialise(scaled, operands, device):
     x, y = operands
     offset = torch.randn(3).to(device)

@@ -1,6 +1,6 @@
-"""Outcomes of compiles, kept by what determines them.
+"""Outcomes of compiles and simulations, kept by what determines them.
 
-One JSON file a program, in `TPU_KERNELS_CACHE`/compile, by default `~/.cache/tpu-kernels/compile`.
+One JSON file each, in `TPU_KERNELS_CACHE`/<kind>, by default `~/.cache/tpu-kernels/<kind>`.
 """
 
 from __future__ import annotations
@@ -11,25 +11,30 @@ import importlib.metadata
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ..log import get_logger, warn_once
 from .export import Program
 from .outcome import Outcome
 from .target import CompileTarget
 
+T = TypeVar("T")
+
 FOLDER_VARIABLE = "TPU_KERNELS_CACHE"
-_FORMAT = 1  # goes up when `Outcome` or what the worker puts into it changes
+KINDS = ("compile", "simulate")
+_FORMAT = 2  # goes up when `Outcome` or what the worker puts into it changes
 # The compiler's flags are given to it by these.
 _FLAG_VARIABLES = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
 
 
-def cache_folder() -> Path:
-    """Where outcomes are kept. The folder may be deleted at any time."""
+def cache_folder(kind: str = "compile") -> Path:
+    """Where things of a kind are kept. The folder may be deleted at any time."""
     root = os.environ.get(FOLDER_VARIABLE)
     if root:
-        return Path(root) / "compile"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpu-kernels" / "compile"
+        return Path(root) / kind
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpu-kernels" / kind
 
 
 @functools.cache
@@ -40,16 +45,37 @@ def versions() -> dict[str, str]:
 
 def cache_key(program: Program, target: CompileTarget) -> str:
     """Names the outcome of compiling `program` for `target` with this compiler and its flags."""
+    return digest(_FORMAT, program.fingerprint, program.devices, target.topology)
+
+
+def digest(*parts: Any) -> str:
+    """A key from `parts`, which JSON must take, and from the compiler and its flags."""
     flags = {name: os.environ.get(name, "") for name in _FLAG_VARIABLES}
-    parts = [_FORMAT, program.fingerprint, program.devices, target.topology, versions(), flags]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    text = json.dumps([*parts, versions(), flags], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def load(key: str) -> Outcome | None:
     """The outcome kept under `key`; None if there is none, or none that can be read."""
-    path = _path(key)
+    return read("compile", key, Outcome.from_json)
+
+
+def store(key: str, outcome: Outcome) -> None:
+    """Keeps `outcome`. A cache that cannot be written is a warning: the work is done all the same."""
+    write("compile", key, outcome.to_json())
+
+
+def read(kind: str, key: str, parse: Callable[[str], T]) -> T | None:
+    """What is kept under `key` among things of its kind; None if there is nothing that can be parsed.
+
+    Args:
+        kind: The folder.
+        key: The name.
+        parse: From the text; raises ValueError where it cannot.
+    """
+    path = cache_folder(kind) / f"{key}.json"
     try:
-        return Outcome.from_json(path.read_text())
+        return parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -57,30 +83,26 @@ def load(key: str) -> Outcome | None:
         return None
 
 
-def outcomes() -> list[Path]:
-    """The files of all outcomes that are kept."""
-    return sorted(cache_folder().glob("*.json"))
+def kept() -> list[tuple[str, Path]]:
+    """The kind and the file of everything that is kept."""
+    return [(kind, path) for kind in KINDS for path in sorted(cache_folder(kind).glob("*.json"))]
 
 
-def store(key: str, outcome: Outcome) -> None:
-    """Keeps `outcome`. A cache that cannot be written is a warning: the work is done all the same."""
-    path = _path(key)
+def write(kind: str, key: str, text: str) -> None:
+    """Keeps `text` for `read`. A cache that cannot be written is a warning."""
+    path = cache_folder(kind) / f"{key}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Written whole and then renamed, as other processes may read and write the same entry.
         descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{key[:16]}.")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(outcome.to_json())
+                file.write(text)
             Path(draft).replace(path)
         except BaseException:
             Path(draft).unlink(missing_ok=True)
             raise
     except OSError as error:
         warn_once(
-            f"what is compiled is not kept: {error}; set {FOLDER_VARIABLE} to a folder that can be written"
+            f"what is computed is not kept: {error}; set {FOLDER_VARIABLE} to a folder that can be written"
         )
-
-
-def _path(key: str) -> Path:
-    return cache_folder() / f"{key}.json"

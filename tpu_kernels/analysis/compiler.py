@@ -26,12 +26,13 @@ DEFAULT_TIMEOUT = 300.0
 
 @dataclass(frozen=True)
 class Job:
-    """One compile, for `compile_many`: the arguments of `compile`."""
+    """One compile or simulation, for `compile_many` and `simulate_many`: the arguments of these."""
 
     fn: Any
     args: tuple[Any, ...]
     tpu: str = "v6e"
     static: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 def compile(

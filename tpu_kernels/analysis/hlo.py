@@ -40,6 +40,7 @@ _FREE = {
     *("after-all", "bitcast", "constant", "get-tuple-element", "parameter", "partition-id", "replica-id"),
     *("opt-barrier", "tuple"),
 }
+_VIEWS = ("bitcast", "copy", "copy-done", "copy-start", "get-tuple-element", "slice-done", "slice-start")
 # The kind of a fusion of these alone is that of the first in this order.
 _MOVEMENT: dict[str, Kind] = {
     "transpose": "transpose",
@@ -59,6 +60,7 @@ _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(?P<name>\S+) = ")
 _SHAPE = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,<=]*)\](?:\{(?P<layout>[^}]*)\})?")
 _BRACKET = re.compile(r"[()]")
 _REFERENCE = re.compile(r"%([\w.-]+)")
+_OPERAND = re.compile(r"%([\w.-]+(?:#\d+)?)")  # `%fusion#1` is the second result of `%fusion`
 _CALLED = re.compile(r"(?:body|condition|calls|true_computation|false_computation)=%([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
@@ -69,12 +71,14 @@ class Array:
 
     Attributes:
         shape: With its dtype, as XLA writes it, e.g. `bf16[8,2816,704]`.
+        dims: Its axes.
         layout: Order of the axes and tiles, e.g. `2,1,0:T(8,128)(2,1)`.
         memory: `HBM`, `VMEM`, or another number that XLA gives a memory.
         bytes: Without what tiles pad it by.
     """
 
     shape: str
+    dims: tuple[int, ...]
     layout: str
     memory: int
     bytes: int
@@ -86,6 +90,9 @@ class Kernel:
 
     Attributes:
         name: As given to `pallas_call`, else the kernel function's.
+        instruction: In the program's text.
+        dims: Axes of its operands and results.
+        operands: Which argument of the program each operand is, by name, or what computes it.
         vmem_bytes: What Mosaic allocates in VMEM: blocks (times their buffers), scratch and its own; None
             where the program does not tell.
         vmem_limit_bytes: What the kernel may allocate; None where it has the compiler's default.
@@ -93,6 +100,9 @@ class Kernel:
     """
 
     name: str
+    instruction: str
+    dims: tuple[tuple[int, ...], ...]
+    operands: tuple[str, ...]
     vmem_bytes: int | None
     vmem_limit_bytes: int | None
     vmem_staged_bytes: int
@@ -109,6 +119,7 @@ class XlaOp:
             e.g. a prefetch into VMEM), `collective`, `compute`.
         shape: Of the (largest) result, e.g. `bf16[8,2816,704]`.
         bytes: Of the (largest) result, without padding to tiles.
+        traffic_bytes: Read from HBM and written to it.
         source: Where it comes from: the name of an argument, or the path of a JAX operation.
         layouts: Before and after, of a layout copy that is no fusion.
         estimated_cycles: XLA's own estimate.
@@ -118,6 +129,7 @@ class XlaOp:
     kind: Kind
     shape: str
     bytes: int
+    traffic_bytes: int
     source: str
     layouts: tuple[str, str] | None
     estimated_cycles: int | None
@@ -140,10 +152,11 @@ class _Instruction:
 _Computation = dict[str, _Instruction]
 
 
-def read_program(text: str) -> tuple[tuple[Kernel, ...], tuple[XlaOp, ...]]:
+def read_program(text: str, *, smallest: int = 1024) -> tuple[tuple[Kernel, ...], tuple[XlaOp, ...]]:
     """The kernels of a program, and the ops that XLA runs beside them, the largest first.
 
-    Ops of less than a kibibyte are left out (scalars, group sizes), as is what only goes to scalar memory.
+    Ops with results of less than `smallest` bytes are left out (scalars, group sizes), as is what only goes to
+    scalar memory.
     """
     computations, entry = _parse(text)
     kernels: list[Kernel] = []
@@ -153,7 +166,7 @@ def read_program(text: str) -> tuple[tuple[Kernel, ...], tuple[XlaOp, ...]]:
             kernels.append(_kernel(instruction, computation))
         elif (
             instruction.results
-            and instruction.largest.bytes >= 1024
+            and instruction.largest.bytes >= smallest
             and instruction.largest.memory in (HBM, VMEM)
         ):
             ops.append(_op(instruction, computation, computations))
@@ -187,7 +200,7 @@ def _instruction(name: str, text: str) -> _Instruction:
         name,
         rest[:opening],
         tuple(_array(match) for match in _SHAPE.finditer(result)),
-        tuple(_REFERENCE.findall(rest[opening:closing])),
+        tuple(_OPERAND.findall(rest[opening:closing])),
         attributes,
         config,
     )
@@ -203,14 +216,27 @@ def _closing(text: str, start: int) -> int:
     return len(text)
 
 
+def shape_bytes(shape: str) -> int:
+    """Bytes of an array, as in `bf16[8,128]`.
+
+    Raises:
+        ValueError: It is no shape.
+    """
+    match = _SHAPE.match(shape)
+    if match is None:
+        raise ValueError(f"no shape: {shape!r}")
+    return _array(match).bytes
+
+
 def _array(match: re.Match[str]) -> Array:
-    dims = [int(axis.removeprefix("<=")) for axis in match["dims"].split(",") if axis]
+    dims = tuple(int(axis.removeprefix("<=")) for axis in match["dims"].split(",") if axis)
     layout = match["layout"] or ""
     memory = re.search(r"S\((\d+)\)", layout)
     digits = re.search(r"\d+", match["dtype"])
     bits = _BITS[match["dtype"]] if match["dtype"] in _BITS else int(digits[0]) if digits else 0
     return Array(
         shape=f"{match['dtype']}[{match['dims']}]",
+        dims=dims,
         layout=re.sub(r"S\(\d+\)", "", layout).removesuffix(":"),
         memory=int(memory[1]) if memory else HBM,
         bytes=math.prod(dims) * bits // 8,
@@ -249,15 +275,59 @@ def _is_kernel(instruction: _Instruction) -> bool:
 
 
 def _kernel(instruction: _Instruction, computation: _Computation) -> Kernel:
-    operands = [a for name in instruction.operands if name in computation for a in computation[name].results]
+    operands = [array for name in instruction.operands for array in _arrays(name, computation)]
     staged = [array for array in (*operands, *instruction.results) if array.memory == VMEM]
     return Kernel(
-        # XLA numbers instructions of one name.
-        name=re.sub(r"\.\d+$", "", instruction.name),
+        name=_unnumbered(instruction.name),
+        instruction=instruction.name,
+        dims=tuple(array.dims for array in (*operands, *instruction.results)),
+        operands=tuple(_origin(name, computation) for name in instruction.operands),
         vmem_bytes=_scoped(instruction, "used_scoped_memory_configs"),
         vmem_limit_bytes=_scoped(instruction, "scoped_memory_configs"),
         vmem_staged_bytes=sum(array.bytes for array in staged),
     )
+
+
+def _unnumbered(name: str) -> str:
+    """XLA numbers instructions of one name."""
+    return re.sub(r"\.\d+$", "", name)
+
+
+def _origin(name: str, computation: _Computation) -> str:
+    """What is behind moves and views of an array."""
+    instruction = computation.get(name.partition("#")[0])
+    while instruction is not None and instruction.opcode in _VIEWS and instruction.operands:
+        name = instruction.operands[0]
+        instruction = computation.get(name.partition("#")[0])
+    if instruction is not None and instruction.opcode == "parameter":
+        argument = re.search(r'op_name="([^"]*)"', instruction.attributes)
+        name = argument[1] if argument else name
+    return _unnumbered(name)
+
+
+def _arrays(name: str, computation: _Computation) -> tuple[Array, ...]:
+    """The results of an instruction, or the one that `name` picks."""
+    instruction, _, place = name.partition("#")
+    if instruction not in computation:
+        return ()
+    results = computation[instruction].results
+    return (results[int(place)],) if place else results
+
+
+def _traffic(instruction: _Instruction, computation: _Computation, kind: Kind) -> int:
+    read = sum(
+        array.bytes
+        for name in instruction.operands
+        for array in _arrays(name, computation)
+        if array.memory == HBM
+    )
+    if instruction.opcode.endswith("-start"):
+        # Its results are the operand, the result and its own state.
+        written = instruction.largest.bytes if len(instruction.results) < 2 else instruction.results[0].bytes
+        return max(read, written)
+    written = sum(array.bytes for array in instruction.results if array.memory == HBM)
+    # Of what is sliced, only the part is read.
+    return (min(read, instruction.largest.bytes) if kind == "slice" else read) + written
 
 
 def _scoped(instruction: _Instruction, field: str) -> int | None:
@@ -267,8 +337,8 @@ def _scoped(instruction: _Instruction, field: str) -> int | None:
 
 def _op(instruction: _Instruction, computation: _Computation, computations: dict[str, _Computation]) -> XlaOp:
     result = instruction.largest
-    before = computation.get(instruction.operands[0]) if instruction.operands else None
-    operand = before.largest if before is not None and before.results else None
+    before = _arrays(instruction.operands[0], computation) if instruction.operands else ()
+    operand = max(before, key=lambda array: array.bytes, default=None)
     kind = _kind(instruction, operand, computations)
     relaid = kind == "layout copy" and instruction.opcode != "fusion"
     source = re.search(r'op_name="([^"]*)"', instruction.attributes)
@@ -278,6 +348,7 @@ def _op(instruction: _Instruction, computation: _Computation, computations: dict
         kind=kind,
         shape=result.shape,
         bytes=result.bytes,
+        traffic_bytes=_traffic(instruction, computation, kind),
         source=source[1] if source else "",
         layouts=(operand.layout, result.layout) if operand is not None and relaid else None,
         estimated_cycles=int(cycles) if cycles else None,

@@ -60,6 +60,8 @@ class CompileReport:
         versions: Of jax, jaxlib and libtpu.
         cached: It was compiled before, not now.
         hlo: The optimised program, without the kernels' bodies.
+        bundles, utilization: The kernels' final schedules and what each bundle uses of the units, as in
+            `Outcome`.
         evidence: How these figures came about.
     """
 
@@ -77,6 +79,8 @@ class CompileReport:
     versions: Mapping[str, str]
     cached: bool
     hlo: str = field(repr=False)
+    bundles: Mapping[str, str] = field(repr=False)
+    utilization: Mapping[str, str] = field(repr=False)
     evidence: str = "compiled"
 
     @property
@@ -90,9 +94,10 @@ class CompileReport:
         return max(((k.vmem_bytes or 0) + k.vmem_staged_bytes for k in self.kernels), default=0)
 
     def to_json(self) -> str:
-        """All of the report but `hlo`."""
+        """All of the report but the program and the kernels' schedules."""
         values: dict[str, Any] = dataclasses.asdict(self)
-        del values["hlo"]
+        for name in ("hlo", "bundles", "utilization"):
+            del values[name]
         return json.dumps(values, indent=2)
 
     def __str__(self) -> str:
@@ -142,6 +147,8 @@ def make_report(
         versions=dict(versions()),
         cached=cached,
         hlo=outcome.hlo,
+        bundles=outcome.bundles,
+        utilization=outcome.utilization,
     )
 
 

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .outcome import Outcome
+from .outcome import Outcome, pack
 
 # Read when jax and libtpu load: there is no TPU to look for, on this machine or through the metadata server.
 _ENVIRONMENT = {
@@ -29,6 +29,13 @@ _ENVIRONMENT = {
 }
 # Another library than libtpu in these would be loaded in its place.
 _UNSET = ("TPU_LIBRARY_PATH", "PJRT_NAMES_AND_LIBRARY_PATHS")
+
+# What makes libtpu write each kernel's schedule, after its last pass only.
+_DUMP_FLAGS = (
+    "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_"
+)
+_SCHEDULE = r"\d+-(?P<name>.+)-\d+-final_{}\.txt"
+_KERNEL = re.compile(r'^\s+(?:ROOT )?%(\S+) = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
 
 # The kernels themselves, megabytes of base64.
 _KERNEL_BODY = re.compile(r'"body":"[^"]*"')
@@ -77,9 +84,10 @@ def compile_program(module: bytes, topology: str, devices: int, folder: Path) ->
     cost = executable.cost_analysis()
     # The last one also tells what each kernel came to use.
     [hlo] = folder.glob("*.after_codegen.txt")
+    text = hlo.read_text()
     return Outcome(
         seconds=seconds,
-        hlo=_KERNEL_BODY.sub('"body":""', hlo.read_text()),
+        hlo=_KERNEL_BODY.sub('"body":""', text),
         argument_bytes=memory.argument_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
@@ -87,7 +95,20 @@ def compile_program(module: bytes, topology: str, devices: int, folder: Path) ->
         code_bytes=memory.generated_code_size_in_bytes,
         flops=cost.get("flops"),
         bytes_accessed=cost.get("bytes accessed"),
+        bundles=_schedules(folder, "bundles", text),
+        utilization=_schedules(folder, "hlo-static-per-bundle-utilization", text),
     )
+
+
+def _schedules(folder: Path, content: str, hlo: str) -> dict[str, str]:
+    """The files on the kernels of `hlo` among the many in `folder`, packed."""
+    kernels = set(_KERNEL.findall(hlo))
+    found = {}
+    for path in folder.iterdir():
+        match = re.fullmatch(_SCHEDULE.format(content), path.name)
+        if match and match["name"] in kernels:
+            found[match["name"]] = pack(path.read_text(errors="replace"))
+    return found
 
 
 def main() -> None:
@@ -96,6 +117,8 @@ def main() -> None:
     for name in _UNSET:
         os.environ.pop(name, None)
     folder = Path(result).parent / "dump"
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    os.environ["LIBTPU_INIT_ARGS"] = f"{flags} {_DUMP_FLAGS.format(folder=folder)}".strip()
     outcome = compile_program(Path(program).read_bytes(), topology, int(devices), folder)
     Path(result).write_text(outcome.to_json())
 

@@ -22,6 +22,7 @@ from .info import info
 from .list import list_
 from .lock import lock
 from .mirror import mirror
+from .simulate import simulate
 from .verify import verify
 from .versions import versions
 
@@ -45,6 +46,7 @@ app.command()(mirror)
 app.add_typer(cache.app, name="cache")
 app.command()(build)
 app.command()(compile)
+app.command()(simulate)
 app.command(context_settings=EMULATE_SETTINGS)(emulate)
 app.add_typer(bench.app, name="bench")
 

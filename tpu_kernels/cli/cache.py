@@ -42,7 +42,8 @@ def list_(as_json: AsJson = False) -> None:
 def size(as_json: AsJson = False) -> None:
     """Say how large each cache is: tpu-kernels cache size"""
     items = _items()
-    folders = {"hub": hub_cache_folder(), "builds": builds_folder(), "compile": outcomes.cache_folder()}
+    analysed = {kind: outcomes.cache_folder(kind) for kind in outcomes.KINDS}
+    folders = {"hub": hub_cache_folder(), "builds": builds_folder(), **analysed}
     sizes = {name: sum(item.size for item in items if item.cache == name) for name in folders}
     if as_json:
         caches = [{"cache": name, "path": path, "size": sizes[name]} for name, path in folders.items()]
@@ -83,13 +84,13 @@ def prune(
     if as_json:
         print_json(dry_run=dry_run, **vars(report))
     else:
-        # Outcomes of the compiler are many, and nobody knows one by its name.
-        if named := [item for item in report.removed if item.cache != "compile"]:
+        # Outcomes are many, and nobody knows one by its name.
+        if named := [item for item in report.removed if item.cache not in outcomes.KINDS]:
             show(_table(named))
         outcomes_removed = len(report.removed) - len(named)
         freed = format_bytes(sum(item.size for item in report.removed))
         verb = "would be deleted" if dry_run else "deleted"
-        show(f"{verb}: {len(named)} kernels, {outcomes_removed} outcomes of the compiler; {freed}")
+        show(f"{verb}: {len(named)} kernels, {outcomes_removed} outcomes of compiles and simulations; {freed}")
         for item in report.in_use:
             show(f"in use by a process, kept: {_name(item)}")
         for item in report.failed:
@@ -98,12 +99,12 @@ def prune(
 
 
 def _items() -> list[CachedItem]:
-    """Everything that is kept: kernels, and what the compiler said about programs."""
-    compiled = [
-        CachedItem("compile", None, None, path.stem, path, path.stat().st_size, path.stat().st_mtime)
-        for path in outcomes.outcomes()
+    """Everything that is kept: kernels, and what the compiler and the simulator said."""
+    analysed = [
+        CachedItem(kind, None, None, path.stem, path, path.stat().st_size, path.stat().st_mtime)
+        for kind, path in outcomes.kept()
     ]
-    return cached_items() + compiled
+    return cached_items() + analysed
 
 
 def _age(text: str) -> timedelta:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import re
@@ -14,17 +15,27 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from .. import analysis, get_kernel
+from .. import analysis
 from ..analysis.export import is_op
 from ..analysis.sizes import format_bytes
+from .cases import CASE_HELP, KernelArgument, load_cases, load_kernel
 
 
 def compile(
-    kernel: Annotated[str, typer.Argument(help="The kernel's repository, org/name.")],
-    op: Annotated[str, typer.Option(help="An op of the kernel, or another of its functions on JAX arrays.")],
+    kernel: KernelArgument,
+    op: Annotated[
+        str | None,
+        typer.Option(
+            help="An op of the kernel, or another of its functions on JAX arrays; the cases' first unless given."
+        ),
+    ] = None,
+    case: Annotated[list[str] | None, typer.Option(help=CASE_HELP)] = None,
     arg: Annotated[
-        list[str], typer.Option(help="Shape of an array argument, as in 'bfloat16[64,2048]'; one each.")
-    ],
+        list[str] | None,
+        typer.Option(
+            help="In place of cases: the shape of an array argument, as in 'bfloat16[64,2048]'; one each."
+        ),
+    ] = None,
     static: Annotated[
         list[str] | None,
         typer.Option(help="Another argument, as in transpose_rhs=true; the value is JSON, else a string."),
@@ -40,27 +51,41 @@ def compile(
 ) -> None:
     """Compile an op for TPUs; exit status 1 if it does not compile for one of them.
 
-    Example: tpu-kernels compile tpu-kernels/ragged-dot --op ragged_dot --tpu v5e,v6e
+    Example: tpu-kernels compile ragged-dot --tpu v5e,v6e --case qwen3-30b-a3b:decode:64
+
+    or: tpu-kernels compile ragged-dot --op ragged_dot --tpu v5e,v6e
     --arg 'bfloat16[64,2048]' --arg 'bfloat16[128,1536,2048]' --arg 'int32[128]' --static transpose_rhs=true
     """
-    shapes = tuple(_shape(text) for text in arg)
-    given = dict(_static(text) for text in static or ())
     targets = [name.strip() for name in tpu.split(",")]
-    function = _function(get_kernel(kernel, version=version), kernel, op)
-    bound = {name: _typed(function, name, value) for name, value in given.items()}
-    jobs = [analysis.Job(function, shapes, target, bound) for target in targets]
+    if case:
+        if arg or static:
+            raise typer.BadParameter("--case tells all arguments; give no --arg and no --static with it")
+        cases = load_cases(kernel, version, case, targets, op)
+        jobs, names = [each.job for each in cases], [f"{each.op} {each.name}" for each in cases]
+    elif op and arg:
+        shapes = tuple(_shape(text) for text in arg)
+        given = dict(_static(text) for text in static or ())
+        function = _function(load_kernel(kernel, version), kernel, op)
+        bound = {name: _typed(function, name, value) for name, value in given.items()}
+        jobs = [analysis.Job(function, shapes, target, bound) for target in targets]
+        names = [op] * len(jobs)
+    else:
+        raise typer.BadParameter("give either --case or --op with an --arg for each of its arrays")
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("compiling", total=len(jobs))
         reports = analysis.compile_many(
             jobs, timeout=timeout, on_report=lambda report: progress.advance(task)
         )
+    reports = [
+        dataclasses.replace(report, function=name) for report, name in zip(reports, names, strict=True)
+    ]
     if as_json:
         typer.echo(json.dumps([json.loads(report.to_json()) for report in reports], indent=2))
     else:
         # Off a terminal rich assumes 80 columns, and what goes to a log file would be folded for nothing.
-        console = Console(width=None if sys.stdout.isatty() else 140)
-        console.print(_table(op, reports))
+        console = Console(width=None if sys.stdout.isatty() else 140, emoji=False)
+        console.print(_table(reports))
         for report in reports:
             console.print(str(report), markup=False, highlight=False, soft_wrap=True)
     if not all(report.compiled for report in reports):
@@ -111,20 +136,26 @@ def _function(module: ModuleType, kernel: str, op: str) -> Any:
     return function
 
 
-def _table(op: str, reports: list[analysis.CompileReport]) -> Table:
-    table = Table(title=f"{op}: compiled, not run")
+def _table(reports: list[analysis.CompileReport]) -> Table:
+    functions = list(dict.fromkeys(report.function for report in reports))
+    table = Table(title="compiled, not run")
+    if len(functions) > 1:
+        table.add_column("case")
+    else:
+        table.title = f"{functions[0]}: compiled, not run"
     table.add_column("target")
     table.add_column("compiled")
     for name in ("VMEM", "HBM", "copies", "seconds"):
         table.add_column(name, justify="right")
     for report in reports:
+        head = [report.function] * (len(functions) > 1) + [report.target]
         if report.memory is None:
             stage = report.failure.stage if report.failure else ""
-            table.add_row(report.target, f"no ({stage})", "", "", "", f"{report.seconds:.1f}")
+            table.add_row(*head, f"no ({stage})", "", "", "", f"{report.seconds:.1f}")
             continue
         copied = sum(moved.bytes for moved in report.overhead)
         table.add_row(
-            report.target,
+            *head,
             "yes",
             format_bytes(report.vmem_bytes),
             format_bytes(report.memory.total),

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..analysis.cache import cache_folder
+from ..analysis.cache import KINDS, cache_folder
 from ..analysis.sizes import format_bytes
 from ..hub.bucket import builds_folder
 from ..hub.manage.inventory import cached_items, hub_cache_folder
@@ -27,8 +27,9 @@ def examine() -> Iterator[Finding]:
         sizes = {}
     yield _cache("kernels of the Hub", hub_cache_folder(), sizes.get("hub"))
     yield _cache("kernels of buckets", builds_folder(), sizes.get("builds"))
-    outcomes = cache_folder()
-    yield _cache("compiler", outcomes, sum(path.stat().st_size for path in outcomes.glob("*.json")))
+    for kind in KINDS:
+        outcomes = cache_folder(kind)
+        yield _cache(f"outcomes of {kind}", outcomes, sum(path.stat().st_size for path in outcomes.glob("*.json")))
 
 
 def _cache(subject: str, folder: Path, size: int | None) -> Finding:

@@ -1,0 +1,3 @@
+from benchmarks.calibration.command import app
+
+app()
