@@ -367,7 +367,7 @@ def gmm(
     """The grouped product, without a gradient of its own: see `functions.ragged_dot`.
 
     Args:
-      lhs: [M, K]; M is a multiple of the row tile unless `config.resident`.
+      lhs: [M, K]; M is a multiple of the row tile, or with `config.resident` of 8.
       rhs: [G, K, N], or [G, N, K] with `transpose_rhs`. Same dtype.
       group_sizes: [S] int32. group_offset: [1] int32, within 0..S-G.
       bias: [G, N], with `epilogue.bias`.

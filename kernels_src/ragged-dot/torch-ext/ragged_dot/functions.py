@@ -31,6 +31,7 @@ from .weight_gradient import gmm_weights
 # may have to be split into tiles is padded to whole register rows.
 NATIVE_MULTIPLE = 64
 LONG_AXIS, LONG_MULTIPLE = 8192, 128
+SUBLANES = 8
 
 
 def ragged_dot(
@@ -137,7 +138,8 @@ def _ragged_dot(
             out_dtype=out_dtype,
             wide=wide // n_padded,
         )
-    rows = m if config.resident else round_up(m, row_tile(lhs.dtype))
+    # Copies are of whole row tiles; one copy of everything needs only whole registers.
+    rows = round_up(m, SUBLANES if config.resident else row_tile(lhs.dtype))
     out = gmm(
         _pad_minor(lhs, rows, k_padded),
         rhs,
