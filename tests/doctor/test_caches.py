@@ -17,7 +17,7 @@ def test_they_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "ours" / "compile" / "0.json").write_text("{}")
     found = by_subject(caches.examine())
     assert {finding.level for finding in found.values()} == {"ok"}
-    assert found["compiler"].message.startswith(f"{tmp_path}/ours/compile: 2 B, ")
+    assert found["outcomes of compile"].message.startswith(f"{tmp_path}/ours/compile: 2 B, ")
 
 
 def test_one_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

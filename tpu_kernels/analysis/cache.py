@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..log import get_logger, warn_once
 from .export import Program
@@ -23,7 +23,7 @@ from .target import CompileTarget
 T = TypeVar("T")
 
 FOLDER_VARIABLE = "TPU_KERNELS_CACHE"
-KINDS = ("compile", "simulate")
+KINDS: tuple[Literal["compile", "simulate"], ...] = ("compile", "simulate")
 _FORMAT = 2  # goes up when `Outcome` or what the worker puts into it changes
 # The compiler's flags are given to it by these.
 _FLAG_VARIABLES = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
@@ -83,7 +83,7 @@ def read(kind: str, key: str, parse: Callable[[str], T]) -> T | None:
         return None
 
 
-def kept() -> list[tuple[str, Path]]:
+def kept() -> list[tuple[Literal["compile", "simulate"], Path]]:
     """The kind and the file of everything that is kept."""
     return [(kind, path) for kind in KINDS for path in sorted(cache_folder(kind).glob("*.json"))]
 

@@ -90,7 +90,9 @@ def prune(
         outcomes_removed = len(report.removed) - len(named)
         freed = format_bytes(sum(item.size for item in report.removed))
         verb = "would be deleted" if dry_run else "deleted"
-        show(f"{verb}: {len(named)} kernels, {outcomes_removed} outcomes of compiles and simulations; {freed}")
+        show(
+            f"{verb}: {len(named)} kernels, {outcomes_removed} outcomes of compiles and simulations; {freed}"
+        )
         for item in report.in_use:
             show(f"in use by a process, kept: {_name(item)}")
         for item in report.failed:

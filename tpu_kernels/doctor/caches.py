@@ -29,7 +29,9 @@ def examine() -> Iterator[Finding]:
     yield _cache("kernels of buckets", builds_folder(), sizes.get("builds"))
     for kind in KINDS:
         outcomes = cache_folder(kind)
-        yield _cache(f"outcomes of {kind}", outcomes, sum(path.stat().st_size for path in outcomes.glob("*.json")))
+        yield _cache(
+            f"outcomes of {kind}", outcomes, sum(path.stat().st_size for path in outcomes.glob("*.json"))
+        )
 
 
 def _cache(subject: str, folder: Path, size: int | None) -> Finding:

@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from ..integrations.transformers import EXPERTS_KERNEL
+from ..integrations.transformers import EXPERTS_KERNELS
 from .finding import Finding
 from .packages import installed
 
@@ -25,12 +25,12 @@ _PACKAGE_PARENT = Path(__file__).parents[2]
 def examine(*, offline: bool) -> Iterator[Finding]:
     """Loading a kernel, transformers' tables, and which stock `kernels` transformers would take."""
     outcome = _probe(offline=offline)
-    name = f"{EXPERTS_KERNEL[0]} v{EXPERTS_KERNEL[1]}"
+    name = ", ".join(f"{repo_id} v{version}" for repo_id, version in EXPERTS_KERNELS)
     if error := outcome.get("kernel"):
-        remedy = f"tpu-kernels explain {EXPERTS_KERNEL[0]} --version {EXPERTS_KERNEL[1]}"
-        yield Finding(_SECTION, "problem", "kernels", f"{name} does not load: {error}", remedy)
+        remedy = f"tpu-kernels explain {EXPERTS_KERNELS[0][0]} --version {EXPERTS_KERNELS[0][1]}"
+        yield Finding(_SECTION, "problem", "kernels", f"{name}: not all load: {error}", remedy)
     else:
-        yield Finding(_SECTION, "ok", "kernels", f"{name} loads (tried without opening a TPU)")
+        yield Finding(_SECTION, "ok", "kernels", f"{name}: they load (tried without opening a TPU)")
     version = installed("transformers")
     if version is None:
         return

@@ -10,15 +10,15 @@ import sys
 from typing import Any
 
 from ..hub import get_kernel
-from ..integrations.transformers import EXPERTS_KERNEL, PREFIX, enable
+from ..integrations.transformers import EXPERTS_KERNELS, PREFIX, enable
 
 
 def main() -> None:
     """Prints `kernel` and `transformers`, each an error or None, and `table`, the names of ours there."""
     outcome: dict[str, Any] = {"kernel": None, "transformers": None, "table": []}
-    repo_id, version = EXPERTS_KERNEL
     try:
-        get_kernel(repo_id, version=version)
+        for repo_id, version in EXPERTS_KERNELS:
+            get_kernel(repo_id, version=version)
     except Exception as error:  # noqa: BLE001  whatever it is, it is what the doctor has to tell
         outcome["kernel"] = _tell(error)
     else:

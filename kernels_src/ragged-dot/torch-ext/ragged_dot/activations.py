@@ -27,4 +27,3 @@ def gate_with(
         return ACTIVATIONS[activation](gate) * up
     gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
     return (up + 1) * gate * jax.nn.sigmoid(alpha * gate)
-

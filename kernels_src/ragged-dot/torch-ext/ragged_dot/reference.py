@@ -48,7 +48,9 @@ def ragged_dot(
             for added in biases:
                 out = out + added.astype(jnp.float32)
             if gating:
-                gate, up = jnp.split(out, 2, axis=1) if gating == "concatenated" else (out[:, 0::2], out[:, 1::2])
+                gate, up = (
+                    jnp.split(out, 2, axis=1) if gating == "concatenated" else (out[:, 0::2], out[:, 1::2])
+                )
                 out = gate_with(gate, up, activation, alpha=alpha, limit=limit)
             elif activation:
                 out = ACTIVATIONS[activation](out)

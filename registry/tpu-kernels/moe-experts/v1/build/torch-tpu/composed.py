@@ -47,24 +47,24 @@ def composed_experts(
     order = jnp.argsort(expert, stable=True)
     inverse = jnp.argsort(order)
     group_sizes = jnp.sum(expert[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32)
-    expert = expert[order]
-    here = (expert < count)[:, None]
+    here = (expert[order] < count)[:, None]
 
     def linear(rows: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
-        out = ragged.ragged_dot(
+        return ragged.ragged_dot(
             rows,
             weight,
             group_sizes,
+            None,
+            bias,
             transpose_rhs=not transposed,
             preferred_element_type=jnp.float32,
             tpu=tpu,
             interpret=interpret,
         )
-        # The clamped index of a row that is not here may read a poisoned bias.
-        return out if bias is None else out + jnp.where(here, bias.at[expert].get(mode="clip"), 0)
 
     rows = _permute(jnp.repeat(hidden_states, choices, axis=0), order, inverse)
     inner = gate.apply(linear(rows, gate_up_proj, gate_up_bias)).astype(hidden_states.dtype)
+    # A gate may turn the zeros of a row that is not here into anything.
     out = _permute(jnp.where(here, linear(inner, down_proj, down_bias), 0), inverse, order)
     weighted = out.reshape(tokens, choices, hidden) * top_k_weights[..., None].astype(jnp.float32)
     return weighted.sum(axis=1).astype(hidden_states.dtype)

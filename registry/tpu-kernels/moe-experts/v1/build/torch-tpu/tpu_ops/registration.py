@@ -126,7 +126,11 @@ def implement(library: torch.library.Library, definition: Definition, paths: Cou
             definition.check_values(*args, **kwargs)
         return on_cpu(*args, **kwargs)
 
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        # By name: a tensor that the declaration takes by keyword only comes by position.
+        return definition.declaration(**definition.signature.bind(*args, **kwargs).arguments)
+
     library.impl(definition.name, Specialised(definition.signature, make_tpu), TPU_KEY)
     library.impl(definition.name, cpu, "CPU")
-    torch.library.register_fake(qualified, definition.declaration, lib=library)
+    torch.library.register_fake(qualified, fake, lib=library)
     return getattr(getattr(torch.ops, library.ns), definition.name).default
