@@ -42,8 +42,8 @@ def list_(as_json: AsJson = False) -> None:
 def size(as_json: AsJson = False) -> None:
     """Say how large each cache is: tpu-kernels cache size"""
     items = _items()
-    analysed = {kind: outcomes.cache_folder(kind) for kind in outcomes.KINDS}
-    folders = {"hub": hub_cache_folder(), "builds": builds_folder(), **analysed}
+    folders: dict[str, Path] = {"hub": hub_cache_folder(), "builds": builds_folder()}
+    folders.update((kind, outcomes.cache_folder(kind)) for kind in outcomes.KINDS)
     sizes = {name: sum(item.size for item in items if item.cache == name) for name in folders}
     if as_json:
         caches = [{"cache": name, "path": path, "size": sizes[name]} for name, path in folders.items()]

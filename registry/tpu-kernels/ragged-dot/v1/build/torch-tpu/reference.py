@@ -6,7 +6,6 @@ the groups, and nothing of the weights of a group without rows, reaches a result
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -27,7 +26,7 @@ def ragged_dot(
     activation: str | None = None,
     gating: str | None = None,
     alpha: float = 1.0,
-    limit: float = math.inf,
+    limit: float | None = None,
 ) -> jax.Array:
     """Grouped matmul: see `functions.ragged_dot`."""
     out_dtype = preferred_element_type or lhs.dtype

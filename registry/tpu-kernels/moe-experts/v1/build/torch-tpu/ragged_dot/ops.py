@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -47,7 +45,7 @@ def _check_sizes(
     activation: str | None = None,
     gating: str | None = None,
     alpha: float = 1.0,
-    limit: float = math.inf,
+    limit: float | None = None,
 ) -> None:
     if group_sizes.dim() != 1 or group_sizes.is_floating_point() or group_sizes.numel() == 0:
         return  # the declaration refuses it
@@ -79,7 +77,7 @@ def _ragged_dot_cost(
     activation: str | None = None,
     gating: str | None = None,
     alpha: float = 1.0,
-    limit: float = math.inf,
+    limit: float | None = None,
 ) -> Cost:
     m, k = lhs.shape
     groups, n = rhs.shape[0], rhs.shape[1 if transpose_rhs else 2]
@@ -108,7 +106,7 @@ def ragged_dot(
     activation: str | None = None,
     gating: str | None = None,
     alpha: float = 1.0,
-    limit: float = math.inf,
+    limit: float | None = None,
 ) -> Tensor:
     """Multiplies each group of consecutive rows of `lhs` with the weights of its group.
 
