@@ -8,17 +8,26 @@ import typer
 
 from .. import device
 from ..analysis.sizes import format_bytes
-from ..hub.configuration import configured_sources
 from ..hub.manage.catalogue import Description, describe
 from ..hub.metadata import Tpu
-from ..hub.trust import Trust
-from .output import AsJson, SourceName, Trusted, make_table, parse_references, print_json, show
+from .output import (
+    AsJson,
+    Project,
+    SourceName,
+    Trusted,
+    make_table,
+    parse_references,
+    print_json,
+    show,
+    sources_of,
+)
 
 
 def info(
     name: Annotated[str, typer.Argument(help="The kernel: org/name, or org/name@N for one version.")],
     version: Annotated[int | None, typer.Option(help="The version; else the newest.")] = None,
     source: SourceName = None,
+    project: Project = None,
     trust: Trusted = None,
     as_json: AsJson = False,
 ) -> None:
@@ -28,7 +37,7 @@ def info(
     it does not run here.
     """
     [reference] = parse_references([name], version)
-    description = describe(reference, configured_sources(source, Trust.of(trust or False)))
+    description = describe(reference, sources_of(source, trust, project))
     runs = description.explanation.build is not None
     if as_json:
         print_json(

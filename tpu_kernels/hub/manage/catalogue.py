@@ -84,12 +84,19 @@ def list_versions(repo_id: str, sources: Sequence[Source]) -> tuple[list[ListedV
     """The versions of a kernel that each source has, newest first, and which of them would be loaded."""
     reference = Reference(repo_id)
     chosen = resolve(reference, sources).build
+    taken_from = chosen.source if chosen is not None else None
     listed: list[ListedVersion] = []
     failures: list[SourceFailure] = []
     for source in sources:
         try:
             listed += [
-                ListedVersion(source.name, c.version, c.commit, c.address, _is_of(c, chosen))
+                ListedVersion(
+                    source.name,
+                    c.version,
+                    c.commit,
+                    c.address,
+                    source.name == taken_from and _is_of(c, chosen),
+                )
                 for c in source.find(reference)
             ]
         except UntrustedKernelError as error:
