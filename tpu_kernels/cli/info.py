@@ -8,6 +8,7 @@ import typer
 
 from .. import device
 from ..analysis.sizes import format_bytes
+from ..hub.layers import Layer
 from ..hub.manage.catalogue import Description, describe
 from ..hub.metadata import Tpu
 from .output import (
@@ -49,6 +50,7 @@ def info(
             unmet=[str(requirement) for requirement in description.unmet],
             path=description.path,
             size=description.size,
+            layers=description.layers,
             metadata=description.metadata,
         )
     else:
@@ -75,6 +77,8 @@ def _print(description: Description) -> None:
         table.add_row(f"op {name}", "; ".join(filter(None, details)))
     for point, names in tpu.provides.items():
         table.add_row(point, ", ".join(f"tpu_{name}" for name in names))
+    for layer in description.layers or ():
+        table.add_row(f"layer {layer.name}", _abilities(layer))
     digest = metadata.digest
     table.add_row("digests", f"{digest.algorithm} of {len(digest.files)} files" if digest else "none")
     if description.path is not None and description.size is not None:
@@ -86,6 +90,14 @@ def _print(description: Description) -> None:
 
 def _runs(description: Description) -> str:
     return "yes" if description.explanation.build else f"no: {description.explanation.outcome}"
+
+
+def _abilities(layer: Layer) -> str:
+    gradient = {True: "differentiable", False: "no gradient"}.get(
+        layer.has_backward,  # type: ignore[arg-type]
+        "does not say whether it has a gradient (has_backward), and stock kernels trains with it",
+    )
+    return f"{gradient}; {'' if layer.can_torch_compile else 'not '}for torch.compile"
 
 
 def _generations(tpu: Tpu) -> str:
