@@ -31,9 +31,11 @@ def download(
     trust: Trusted = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch and verify kernels without loading them: tpu-kernels download tpu-kernels/ragged-dot@1
+    """Fetch and verify kernels without loading them.
 
-    tpu-kernels download --project . is for all that is locked there, as in an image that runs offline.
+    Example: tpu-kernels download tpu-kernels/ragged-dot@1
+
+    Of all that a project locks, as for an image that runs offline: tpu-kernels download --project .
 
     Also those that they depend on. What is in the cache is not fetched again, and an interrupted download goes
     on where it stopped. Exit status 1 if one of them failed; the others are there.

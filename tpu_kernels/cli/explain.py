@@ -23,7 +23,9 @@ def explain(
     trust: Trusted = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which build of a kernel would be loaded and why: tpu-kernels explain tpu-kernels/ragged-dot
+    """Say which build of a kernel would be loaded and why.
+
+    Example: tpu-kernels explain tpu-kernels/ragged-dot
 
     The exit status is 0 if there is one, 1 if there is none.
     """

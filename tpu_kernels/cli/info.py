@@ -32,7 +32,9 @@ def info(
     trust: Trusted = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a kernel is, needs and offers: tpu-kernels info tpu-kernels/ragged-dot
+    """Say what a kernel is, needs and offers.
+
+    Example: tpu-kernels info tpu-kernels/ragged-dot
 
     Of a kernel on the Hub the metadata and the card are fetched, and nothing of it is run. Exit status 1 if
     it does not run here.

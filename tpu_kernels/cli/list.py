@@ -9,7 +9,9 @@ from .output import AsJson, Project, SourceName, make_table, print_json, show, s
 
 
 def list_(source: SourceName = None, project: Project = None, as_json: AsJson = False) -> None:
-    """List kernels: tpu-kernels list --source registry
+    """List kernels.
+
+    Example: tpu-kernels list --source registry
 
     Those of every source that can be listed: overrides, registries, buckets, and of the Hub what is cached
     here. Exit status 1 if a source could not be asked.

@@ -17,7 +17,9 @@ def versions(
     trust: Trusted = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the versions of a kernel: tpu-kernels versions tpu-kernels/ragged-dot
+    """List the versions of a kernel.
+
+    Example: tpu-kernels versions tpu-kernels/ragged-dot
 
     Marks the one that get_kernel would load where none is asked for. Exit status 1 if there is none.
     """
