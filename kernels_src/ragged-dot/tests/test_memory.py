@@ -10,7 +10,10 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh
 from ragged_dot import functions
-from ragged_dot.kernel import Config, gmm, gmm_weights
+from ragged_dot.epilogue import Epilogue
+from ragged_dot.forward import gmm
+from ragged_dot.tiles import Config, WeightConfig
+from ragged_dot.weight_gradient import gmm_weights
 
 # "padded": reading a tile's padding is what the hardware does; whatever stands there must not matter.
 CHECKED = pltpu.InterpretParams(
@@ -20,16 +23,17 @@ V6E = AbstractMesh(
     (), (), abstract_device=AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu")
 )
 
-# rows, K, N, sizes, first group, groups, row tile, column tile: even, straddling, empty, overhanging
+# rows, K, N, sizes, first group, groups: even, straddling, empty; a last piece that is shorter
 SHAPES = {
-    "one-tile": (16, 64, 128, [3, 0, 8, 5], 0, 4, 16, 128),
-    "straddling": (96, 128, 256, [10, 30, 0, 41], 0, 4, 16, 128),
-    "rows-past-groups": (64, 64, 128, [5, 0], 0, 2, 16, 128),
-    "no-rows": (32, 64, 128, [0, 0], 0, 2, 16, 128),
-    "some-groups": (80, 128, 128, [20, 11, 9, 30], 1, 2, 32, 128),
-    "split-k": (48, 384, 128, [20, 0, 15], 0, 3, 16, 128),
-    "overhanging": (77, 192, 320, [30, 1, 40], 0, 3, 32, 256),
+    "one-tile": (16, 128, 128, [3, 0, 8, 5], 0, 4),
+    "straddling": (96, 128, 320, [10, 30, 0, 41], 0, 4),
+    "many-in-a-tile": (96, 128, 128, [1, 2, 0, 3, 1, 60], 0, 6),
+    "no-rows": (32, 128, 128, [0, 0], 0, 2),
+    "some-groups": (80, 128, 128, [20, 11, 9, 30], 1, 2),
+    "split-k": (48, 384, 256, [20, 0, 15], 0, 3),
 }
+# Few rows; many, with weights shared by a group's chunks; many, with a stream of weights.
+RINGS = {"resident": (True, True, 7), "by-group": (False, True, 7), "stream": (False, False, 2)}
 
 
 @pytest.fixture(autouse=True)
@@ -39,34 +43,81 @@ def _fresh_interpreter():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ring", RINGS.values(), ids=RINGS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_kernels_are_free_of_memory_errors(shape, dtype):
-    m, k, n, sizes, offset, groups, tile_m, tile_n = shape
+def test_the_product_is_free_of_memory_errors(shape, ring, dtype):
+    m, k, n, sizes, offset, groups = shape
+    resident, by_group, slots = ring
+    transpose_rhs = dtype == "float32"
+    rng = np.random.default_rng(0)
+    lhs = jnp.asarray(rng.standard_normal((m, k)), dtype)
+    rhs = jnp.asarray(rng.standard_normal((groups, n, k) if transpose_rhs else (groups, k, n)), dtype)
+    columns = 128 if transpose_rhs or n % 128 == 0 else n
+    config = Config(32, columns, 128, slots, 1 if resident else 3, by_group, resident, 1 << 26)
+    with jax.sharding.use_abstract_mesh(V6E):
+        out = gmm(
+            lhs,
+            rhs,
+            jnp.asarray(sizes, jnp.int32),
+            jnp.asarray([offset], jnp.int32),
+            transpose_rhs=transpose_rhs,
+            out_dtype=dtype,
+            config=config,
+            interpret=CHECKED,
+        )
+        expected = oracle.ragged_dot(lhs, rhs, sizes, offset, transpose_rhs=transpose_rhs)
+    assert oracle.relative_l2(out, expected) <= oracle.TOLERANCE[dtype]
+    assert not _races()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_weight_gradient_is_free_of_memory_errors(shape, dtype):
+    m, k, n, sizes, offset, groups = shape
     rng = np.random.default_rng(0)
     lhs, grad = (jnp.asarray(rng.standard_normal((m, c)), dtype) for c in (k, n))
-    weight_config = Config(tile_m, tile_n, 128 if k > 128 else k, 1 << 26)
-    # The forward product splits K into equal tiles.
-    config = Config(tile_m, tile_n, 128 if k % 128 == 0 else k, 1 << 26)
-    where = (jnp.asarray(sizes, jnp.int32), jnp.asarray([offset], jnp.int32))
+    # Two passes and a shorter last piece, where the axes are long enough.
+    config = WeightConfig(32, 16, k, 128 if n % 128 == 0 else n, 256 if k > 256 else k, 2, 2, 1 << 26)
     with jax.sharding.use_abstract_mesh(V6E):
-        for transpose_rhs in (False, True):
-            rhs = jnp.asarray(rng.standard_normal((groups, n, k) if transpose_rhs else (groups, k, n)), dtype)
-            out = gmm(
-                lhs,
-                rhs,
-                *where,
-                transpose_rhs=transpose_rhs,
-                out_dtype=dtype,
-                config=config,
-                interpret=CHECKED,
-            )
-            expected = oracle.ragged_dot(lhs, rhs, sizes, offset, transpose_rhs=transpose_rhs)
-            assert oracle.relative_l2(out, expected) <= oracle.TOLERANCE[dtype]
-        weights = gmm_weights(
-            lhs, grad, *where, groups=groups, out_dtype=dtype, config=weight_config, interpret=CHECKED
+        out = gmm_weights(
+            lhs,
+            grad,
+            jnp.asarray(sizes, jnp.int32),
+            jnp.asarray([offset], jnp.int32),
+            groups=groups,
+            out_dtype=dtype,
+            config=config,
+            interpret=CHECKED,
         )
         _, expected = oracle.gradients(lhs, np.zeros((groups, k, n)), grad, sizes, offset)
-        assert oracle.relative_l2(weights, expected) <= oracle.TOLERANCE[dtype]
+    assert oracle.relative_l2(out, expected) <= oracle.TOLERANCE[dtype]
+    assert not _races()
+
+
+@pytest.mark.parametrize("gating", ["concatenated", "interleaved"])
+def test_gates_are_free_of_memory_errors(gating):
+    rng = np.random.default_rng(2)
+    lhs, rhs, bias = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((48, 128), (3, 512, 128), (3, 512)))
+    sizes = [20, 0, 15]
+    epilogue = Epilogue("silu", gating, bias=True)
+    with jax.sharding.use_abstract_mesh(V6E):
+        out = gmm(
+            lhs,
+            rhs,
+            jnp.asarray(sizes, jnp.int32),
+            jnp.zeros(1, jnp.int32),
+            bias,
+            transpose_rhs=True,
+            out_dtype=lhs.dtype,
+            epilogue=epilogue,
+            config=Config(16, 128, 128, 3, 2, True, False, 1 << 26),
+            interpret=CHECKED,
+        )
+    of_row = np.repeat([0, 2], [20, 15])
+    product = oracle.ragged_dot(lhs, rhs, sizes, transpose_rhs=True)
+    product[:35] += np.asarray(bias, np.float64)[of_row]
+    expected = epilogue.whole(jnp.asarray(product)) * (np.arange(48) < 35)[:, None]
+    assert oracle.relative_l2(out, oracle.f64(expected)) <= 1e-5
     assert not _races()
 
 
