@@ -27,6 +27,7 @@ def test_simulates_a_models_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "ragged_dot qwen3-30b-a3b:decode:8 gate-up on v6e, simulated: " in text
     assert "ragged_dot qwen3-30b-a3b:decode:8 down on v6e, simulated: " in text
     assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
+
     def never(*_: object, **__: object) -> None:
         raise AssertionError("what is known is not computed again")
 

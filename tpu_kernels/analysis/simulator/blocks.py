@@ -101,12 +101,15 @@ def _delay(bundles: tuple[Bundle, ...], place: int, branch: ScalarOp, slots: int
     if branch.guard is not None:
         stays = dataclasses.replace(branch.guard, negated=not branch.guard.negated)
     near = bundles[place + 1 : place + 2 + _MOST_SLOTS]
+    marked = any(bundle.starts or bundle.labelled for bundle in near)
     for count, bundle in enumerate(near):
-        follows_empty = count > 0 and not near[count - 1].guards
         if count == _MOST_SLOTS or bundle.starts or bundle.labelled or _branches(bundle):
             return count
-        if follows_empty and not bundle.guards <= {stays} and all(b.guards <= {stays} for b in near[:count]):
-            return count
+        hoisted = near[:count]
+        if hoisted and not hoisted[-1].guards and not bundle.guards <= {stays}:
+            of_next_region = all(slot.guards <= {stays} for slot in hoisted)
+            if of_next_region and (any(slot.guards for slot in hoisted) or not marked):
+                return count
     return len(near)
 
 

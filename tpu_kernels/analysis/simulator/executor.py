@@ -27,7 +27,13 @@ class _ScalarMemory(dict[int, Any]):
         super().__init__()
         self._names = {address // _ALLOCATION: name for name, address in addresses.items()}
 
-    def __missing__(self, address: int) -> Unknown:
+    def __setitem__(self, address: int | Unknown, value: Any) -> None:
+        # (An unknown address says so when it is made a number.)
+        super().__setitem__(int(address), value)
+
+    def __missing__(self, address: int | Unknown) -> Unknown:
+        if isinstance(address, Unknown):
+            return address
         name = self._names.get(address // _ALLOCATION, "an operand")
         return Unknown(f"scalar memory that nothing was written to (word {address % _ALLOCATION} of {name})")
 

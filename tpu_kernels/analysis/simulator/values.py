@@ -38,7 +38,8 @@ class Unknown:
     def _refuse(self) -> Any:
         raise SimulationError(f"the kernel's control flow depends on {self.reason}")
 
-    __bool__ = __index__ = __int__ = __hash__ = _refuse
+    __bool__ = __index__ = __int__ = _refuse
+    __hash__ = object.__hash__  # as an address, which scalar memory tells from others
 
 
 def choose(predicate: Any, one: Any, other: Any) -> Any:

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from tpu_kernels.analysis.simulator.blocks import find_blocks
+from tpu_kernels.analysis.simulator.parser import parse_bundles
+from tpu_kernels.errors import SimulationError
+
+from .bundles import PREAMBLE
+
+BRANCH = "%9 = sbr.rel (%p1_p1) target = $region5"
+STAYS = "%s2_s2 = smov.u32 (!%p1_p1), 1"
+OTHER = "%s3_s3 = smov.u32 2"
+EMPTY = ""
+TARGET = "TARGET"  # a bundle that the compiler marks
+NEXT = [OTHER] * 8
+
+
+def ends_of_blocks(bundles: list[str], slots: int | None) -> list[int]:
+    lines = []
+    for place, text in enumerate([OTHER, BRANCH, *bundles, OTHER]):
+        label, body = ("PF", OTHER) if text == TARGET else ("  ", text)
+        region = " /* Start region 4 */" if text == TARGET else ""
+        lines.append(f"  {place:#x} {label}: {{ {body} }}{region}\n")
+    schedule = parse_bundles(PREAMBLE + "".join(lines))
+    return [block.end for block in find_blocks(schedule, slots)]
+
+
+@pytest.mark.parametrize(
+    ("bundles", "slots"),
+    [
+        # Six, however they are filled.
+        ([*[STAYS] * 6, *NEXT], 6),
+        ([OTHER, STAYS, OTHER, OTHER, OTHER, STAYS, *NEXT], 6),
+        ([STAYS, EMPTY, EMPTY, STAYS, STAYS, STAYS, *NEXT], 6),
+        ([OTHER, EMPTY, OTHER, OTHER, OTHER, OTHER, TARGET, *NEXT], 6),
+        ([EMPTY, OTHER, OTHER, OTHER, OTHER, EMPTY, TARGET, *NEXT], 6),
+        ([OTHER, *[EMPTY] * 5, *NEXT], 6),
+        # One empty bundle for all that would be.
+        ([EMPTY, TARGET, *NEXT], 1),
+        ([STAYS, EMPTY, TARGET, *NEXT], 2),
+        ([STAYS, STAYS, EMPTY, *NEXT], 3),
+        ([STAYS, STAYS, STAYS, STAYS, EMPTY, TARGET, *NEXT], 5),
+        ([EMPTY, "%8 = sbr.rel (%p7_p7) target = $region6", *[OTHER] * 6, *NEXT], 1),
+        ([STAYS, EMPTY, OTHER, OTHER, TARGET, *NEXT], 2),
+    ],
+)
+def test_delay_slots_that_are_not_printed(bundles: list[str], slots: int) -> None:
+    assert ends_of_blocks(bundles, None)[0] == 2 + slots
+
+
+def test_delay_slots_of_a_fixed_number() -> None:
+    assert ends_of_blocks([STAYS, TARGET, *NEXT], 4)[0] == 6
+
+
+def test_a_branch_into_the_slots_of_another_is_an_error() -> None:
+    text = "".join(
+        f"  {place:#x}   : {{ {body} }}\n"
+        for place, body in enumerate([BRANCH, OTHER, OTHER, OTHER, OTHER, OTHER, OTHER])
+    ).replace("{ %s3_s3 = smov.u32 2 }", "{ %s3_s3 = smov.u32 2 } /* Start region 5 */", 1)
+    with pytest.raises(SimulationError, match="is branched to and delayed behind a branch"):
+        find_blocks(parse_bundles(PREAMBLE + text), 4)
