@@ -97,7 +97,9 @@ def test_the_weight_gradient_is_free_of_memory_errors(shape, dtype):
 @pytest.mark.parametrize("gating", ["concatenated", "interleaved"])
 def test_gates_are_free_of_memory_errors(gating):
     rng = np.random.default_rng(2)
-    lhs, rhs, bias = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((48, 128), (3, 512, 128), (3, 512)))
+    lhs, rhs, bias = (
+        jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((48, 128), (3, 512, 128), (3, 512))
+    )
     sizes = [20, 0, 15]
     epilogue = Epilogue("silu", gating, bias=True)
     with jax.sharding.use_abstract_mesh(V6E):

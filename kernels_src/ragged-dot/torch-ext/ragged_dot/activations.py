@@ -20,11 +20,11 @@ CLAMPED = "swiglu_clamped"
 
 
 def gate_with(
-    gate: jax.Array, up: jax.Array, activation: str, *, alpha: float = 1.0, limit: float = float("inf")
+    gate: jax.Array, up: jax.Array, activation: str, *, alpha: float = 1.0, limit: float | None = None
 ) -> jax.Array:
-    """`act(gate) * up`; for `CLAMPED`, ``(up + 1) * gate * sigmoid(alpha * gate)`` of values within `limit`."""
+    """`act(gate) * up`; for `CLAMPED`, ``(up + 1) * gate * sigmoid(alpha * gate)`` of values within `limit`, if any."""
     if activation != CLAMPED:
         return ACTIVATIONS[activation](gate) * up
-    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    if limit is not None:
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
     return (up + 1) * gate * jax.nn.sigmoid(alpha * gate)
-

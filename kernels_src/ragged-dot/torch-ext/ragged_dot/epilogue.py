@@ -30,7 +30,7 @@ class Epilogue:
     gating: str | None = None
     bias: bool = False
     alpha: float = 1.0
-    limit: float = float("inf")
+    limit: float | None = None
 
     @property
     def branches(self) -> int:

@@ -127,7 +127,16 @@ class _Pieces:
 
 
 def _list_visits(
-    sizes: Any, offset: Any, group: Any, first: Any, last: Any, *, rows: int, groups: int, step: int, tile: int
+    sizes: Any,
+    offset: Any,
+    group: Any,
+    first: Any,
+    last: Any,
+    *,
+    rows: int,
+    groups: int,
+    step: int,
+    tile: int,
 ) -> jax.Array:
     """Writes the visits into SMEM; returns their number.
 
@@ -227,7 +236,9 @@ def _kernel(
             0, buffers - 1, lambda buffer, at: fetch_rows(*at, buffer), (zero, aligned(first[0], tile))
         )
 
-    def store(buffer: Any, base: Any, start: Any, end: Any, height: int, lanes: Any, values: jax.Array) -> None:
+    def store(
+        buffer: Any, base: Any, start: Any, end: Any, height: int, lanes: Any, values: jax.Array
+    ) -> None:
         """Puts the rows `[start, end)` of a chunk into the result, and leaves those of other groups."""
         row = base + jax.lax.broadcasted_iota(jnp.int32, values.shape, 0)
         mine = (row >= start) & (row < end)
@@ -243,7 +254,9 @@ def _kernel(
             row = base + jax.lax.broadcasted_iota(jnp.int32, (tile, values.shape[1]), 0)
             y[at] = jnp.where(row < start, carry[:, lanes], y[at])
 
-    def run_chunk(visit: Any, origin: Any, chunks: Any, index: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    def run_chunk(
+        visit: Any, origin: Any, chunks: Any, index: Any, state: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         slot, buffer, ahead_visit, ahead_piece, *rows_ahead = state
         g, start, end = group[visit], first[visit], last[visit]
         base = pl.multiple_of(origin + index * chunk, tile)
@@ -269,7 +282,11 @@ def _kernel(
                     depth = config.depth
                     deep = slice(None) if pieces.parts == 1 else slice(part * depth, (part + 1) * depth)
                     products = [
-                        product(x[(*rows, deep)], pieces.block(slot, branch, columns)[...], (1, int(transpose_rhs)))
+                        product(
+                            x[(*rows, deep)],
+                            pieces.block(slot, branch, columns)[...],
+                            (1, int(transpose_rhs)),
+                        )
                         for branch in range(epilogue.branches)
                     ]
                     for branch, values in enumerate(products):
@@ -280,8 +297,10 @@ def _kernel(
                             sums[at] = products[branch]
                     if part == pieces.parts - 1:
                         for branch, bias in enumerate(biases):
-                            wide = lanes if epilogue.columns == 1 or lanes == slice(None) else pl.ds(
-                                pl.multiple_of(number * pieces.columns * 2, LANES), columns * 2
+                            wide = (
+                                lanes
+                                if epilogue.columns == 1 or lanes == slice(None)
+                                else pl.ds(pl.multiple_of(number * pieces.columns * 2, LANES), columns * 2)
                             )
                             products[branch] += bias[pl.ds(g, 1), wide]
                         store(buffer, base, start, end, height, lanes, epilogue.apply(products, y.dtype))
@@ -403,12 +422,16 @@ def gmm(
             pltpu.VMEM((*rows, k), lhs.dtype),
             pltpu.VMEM((*rows, n), out_dtype),
             pltpu.VMEM(unused if config.resident else (row_tile(lhs.dtype), n), out_dtype),
-            pltpu.VMEM((epilogue.branches, config.rows, wide) if k > config.depth else (1, *unused), jnp.float32),
+            pltpu.VMEM(
+                (epilogue.branches, config.rows, wide) if k > config.depth else (1, *unused), jnp.float32
+            ),
             pltpu.SemaphoreType.DMA((config.slots,)),
             pltpu.SemaphoreType.DMA((config.buffers,)),
             pltpu.SemaphoreType.DMA((config.buffers,)),
         ],
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=config.vmem_bytes),
-        cost_estimate=pl.CostEstimate(flops=2 * m * rhs.size // groups, bytes_accessed=moved, transcendentals=0),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * m * rhs.size // groups, bytes_accessed=moved, transcendentals=0
+        ),
         interpret=interpret,
     )(group_sizes, group_offset, lhs, rhs, *biases)

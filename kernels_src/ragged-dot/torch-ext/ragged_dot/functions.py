@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -46,7 +45,7 @@ def ragged_dot(
     activation: str | None = None,
     gating: str | None = None,
     alpha: float = 1.0,
-    limit: float = math.inf,
+    limit: float | None = None,
     tpu: str = "v6e",
     config: Config | None = None,
     interpret: Any = False,

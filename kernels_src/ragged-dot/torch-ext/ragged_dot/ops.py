@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -47,7 +45,7 @@ def _check_sizes(
     activation: str | None = None,
     gating: str | None = None,
     alpha: float = 1.0,
-    limit: float = math.inf,
+    limit: float | None = None,
 ) -> None:
     if group_sizes.dim() != 1 or group_sizes.is_floating_point() or group_sizes.numel() == 0:
         return  # the declaration refuses it
@@ -79,7 +77,7 @@ def _ragged_dot_cost(
     activation: str | None = None,
     gating: str | None = None,
     alpha: float = 1.0,
-    limit: float = math.inf,
+    limit: float | None = None,
 ) -> Cost:
     m, k = lhs.shape
     groups, n = rhs.shape[0], rhs.shape[1 if transpose_rhs else 2]
@@ -108,7 +106,7 @@ def ragged_dot(
     activation: str | None = None,
     gating: str | None = None,
     alpha: float = 1.0,
-    limit: float = math.inf,
+    limit: float | None = None,
 ) -> Tensor:
     """Multiplies each group of consecutive rows of `lhs` with the weights of its group.
 
@@ -125,7 +123,7 @@ def ragged_dot(
       preferred_element_type: dtype of the result, bfloat16 or float32; that of `lhs` when None. Sums are kept
         in float32.
       activation: "silu", "gelu", "gelu_tanh", "relu" or "relu2"; with a gate, of the gate, and then also
-        "swiglu_clamped", gpt-oss's ``(up + 1) * gate * sigmoid(alpha * gate)``, of values within `limit`.
+        "swiglu_clamped", gpt-oss's ``(up + 1) * gate * sigmoid(alpha * gate)``, of values within `limit`, if any.
       gating: "concatenated": the first N/2 columns are the gates of the others; "interleaved": each even column is
         that of the odd one after it. None: no gate.
       alpha, limit: of "swiglu_clamped".

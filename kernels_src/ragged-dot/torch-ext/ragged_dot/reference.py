@@ -6,7 +6,6 @@ the groups, and nothing of the weights of a group without rows, reaches a result
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -27,7 +26,7 @@ def ragged_dot(
     activation: str | None = None,
     gating: str | None = None,
     alpha: float = 1.0,
-    limit: float = math.inf,
+    limit: float | None = None,
 ) -> jax.Array:
     """Grouped matmul: see `functions.ragged_dot`."""
     out_dtype = preferred_element_type or lhs.dtype
@@ -48,7 +47,9 @@ def ragged_dot(
             for added in biases:
                 out = out + added.astype(jnp.float32)
             if gating:
-                gate, up = jnp.split(out, 2, axis=1) if gating == "concatenated" else (out[:, 0::2], out[:, 1::2])
+                gate, up = (
+                    jnp.split(out, 2, axis=1) if gating == "concatenated" else (out[:, 0::2], out[:, 1::2])
+                )
                 out = gate_with(gate, up, activation, alpha=alpha, limit=limit)
             elif activation:
                 out = ACTIVATIONS[activation](out)

@@ -231,7 +231,12 @@ def _configs(shape: _Shape, budget: int) -> Iterator[Config]:
                     one = Config(rows, columns, depth, 1, buffers, True, resident, budget)
                     pieces, few = shape.pieces(one), max(2, -(-IN_FLIGHT_BYTES // shape.piece_bytes(one)))
                     # All weights of two groups; of one, and some of the next; a stream of pieces.
-                    for slots, by_group in ((max(2 * pieces, few), True), (pieces + few, True), (few, False), (2, False)):
+                    for slots, by_group in (
+                        (max(2 * pieces, few), True),
+                        (pieces + few, True),
+                        (few, False),
+                        (2, False),
+                    ):
                         yield dataclasses.replace(one, slots=slots, by_group=by_group)
 
 
@@ -295,7 +300,9 @@ def _forward_seconds(config: Config, shape: _Shape, chip: Chip) -> float:
     moving = (moved + program * PROGRAM_BYTES) / chip.bandwidth
     # Groups differ in rows, so what runs ahead must bridge some; and the last piece is multiplied when all has come.
     ahead = config.slots * shape.piece_bytes(config)
-    uneven = 1.0 + 0.03 * (ahead < 2 * weights) + 0.1 * (ahead < IN_FLIGHT_BYTES) + 0.03 * (config.buffers == 2)
+    uneven = (
+        1.0 + 0.03 * (ahead < 2 * weights) + 0.1 * (ahead < IN_FLIGHT_BYTES) + 0.03 * (config.buffers == 2)
+    )
     return _overlapped(moving, busy) * uneven + a_group / pieces
 
 
@@ -362,7 +369,9 @@ def _weight_seconds(
     passes = (k // config.depth) * (n // config.columns)
     summing = groups * (chunks - 1) * 4 * k * n / SUMS_BANDWIDTH
     busy = multiplying + summing + groups * passes * chunks * CHUNK_SECONDS
-    moving = size * (m * k * (n // config.columns) + m * n * (k // config.depth) + groups * k * n) / chip.bandwidth
+    moving = (
+        size * (m * k * (n // config.columns) + m * n * (k // config.depth) + groups * k * n) / chip.bandwidth
+    )
     # The result of a group goes out at once, while the rows of the next are on their way.
     uneven = 1.0 + 0.06 * (config.stages * config.piece < config.depth) + 0.03 * (config.buffers == 2)
     return _overlapped(moving, busy) * uneven, _weight_bytes(config, size)

@@ -144,7 +144,9 @@ def _kernel(
             buffer, slot, *ahead = state
             base = pl.multiple_of(origin + index * chunk, tile)
             need = count_rows(group, base)
-            height = jnp.minimum(jnp.maximum((need + config.height - 1) // config.height, 1) * config.height, chunk)
+            height = jnp.minimum(
+                jnp.maximum((need + config.height - 1) // config.height, 1) * config.height, chunk
+            )
             for rows in copies(visit):
                 rows.wait(buffer, need)
             ahead = fetch(*ahead, jnp.where(buffer == 0, buffers - 1, buffer - 1))
@@ -212,7 +214,9 @@ def gmm_weights(
     smem = pl.BlockSpec(memory_space=pltpu.SMEM)
     hbm = pl.BlockSpec(memory_space=pl.ANY)
     columns = min(config.columns, n)
-    moved = sum(a.size * a.dtype.itemsize for a in (lhs, grad)) + groups * k * n * jnp.dtype(out_dtype).itemsize
+    moved = (
+        sum(a.size * a.dtype.itemsize for a in (lhs, grad)) + groups * k * n * jnp.dtype(out_dtype).itemsize
+    )
     return pl.pallas_call(
         functools.partial(_kernel, config=config),
         name="ragged_dot_weights",

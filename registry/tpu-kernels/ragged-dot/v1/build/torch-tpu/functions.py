@@ -13,13 +13,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .activations import gated
-from .kernel import Config, default_config, gmm, gmm_weights, interpreted_config, round_up
+from .epilogue import Epilogue
+from .forward import PLAIN, gmm
+from .tiles import (
+    Config,
+    default_config,
+    default_weight_config,
+    interpreted_config,
+    interpreted_weight_config,
+    round_up,
+    row_tile,
+)
+from .weight_gradient import gmm_weights
 
 # Minor axes are padded to these multiples: the compiler handles 64, half a register row, by itself. An axis that
 # may have to be split into tiles is padded to whole register rows.
 NATIVE_MULTIPLE = 64
 LONG_AXIS, LONG_MULTIPLE = 8192, 128
+SUBLANES = 8
 
 
 def ragged_dot(
@@ -27,14 +38,21 @@ def ragged_dot(
     rhs: jax.Array,
     group_sizes: jax.Array,
     group_offset: jax.Array | None = None,
+    bias: jax.Array | None = None,
     *,
     transpose_rhs: bool = False,
     preferred_element_type: Any = None,
+    activation: str | None = None,
+    gating: str | None = None,
+    alpha: float = 1.0,
+    limit: float | None = None,
     tpu: str = "v6e",
     config: Config | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Multiplies each group of consecutive rows of `lhs` with the weights of its group.
+
+    Bias, activation and gate are applied in f32 before the result leaves vector memory.
 
     Args:
       lhs: [M, K], bf16 or f32; the rows of group 0 first, then those of group 1, and so on.
@@ -42,13 +60,19 @@ def ragged_dot(
       group_sizes: [S] int32, rows of each group. Their sum may be less than M.
       group_offset: scalar or [1] int32. `rhs` holds the weights of groups offset to offset+G-1 of the S; the
         rows of all others come out as zeros. None: S == G.
+      bias: [G, N], added to the rows of its group.
       transpose_rhs: `rhs` is stored as [G, N, K].
       preferred_element_type: dtype of the result; that of `lhs` when None. Sums are kept in f32.
+      activation: a name in `activations.ACTIVATIONS`; with a gate it is applied to the gate, and may also be
+        `activations.CLAMPED`.
+      gating: "concatenated": the first N/2 columns are the gates of the others; "interleaved": each even column is
+        that of the odd one after it. None: no gate.
+      alpha, limit: of `activations.CLAMPED`.
       tpu: generation whose vector memory the tiles are chosen for.
-      config: tile sizes of the forward product, in place of the chosen ones.
+      config: how the forward product is cut, in place of what is chosen.
       interpret: as in `pallas_call`.
 
-    Returns: [M, N]; zeros in rows past the groups.
+    Returns: [M, N], or [M, N/2] with a gate; zeros in rows past the groups.
 
     Example:
       >>> out = ragged_dot(jnp.ones((4, 64)), jnp.ones((2, 64, 64)), jnp.array([1, 2]), interpret=True)
@@ -58,8 +82,9 @@ def ragged_dot(
     offset = jnp.zeros(1, jnp.int32) if group_offset is None else group_offset.astype(jnp.int32).reshape(1)
     offset = jnp.clip(offset, 0, group_sizes.shape[0] - rhs.shape[0])
     out_dtype = jnp.dtype(preferred_element_type or lhs.dtype)
-    static = _Static(transpose_rhs, out_dtype, tpu, config, interpret)
-    return _ragged_dot(static, lhs, rhs, group_sizes.astype(jnp.int32), offset)
+    epilogue = Epilogue(activation, gating, bias is not None, alpha, limit)
+    static = _Static(transpose_rhs, out_dtype, epilogue, tpu, config, interpret)
+    return _ragged_dot(static, lhs, rhs, group_sizes.astype(jnp.int32), offset, bias)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,6 +93,7 @@ class _Static:
 
     transpose_rhs: bool
     out_dtype: Any
+    epilogue: Epilogue
     tpu: str
     config: Config | None
     interpret: Any
@@ -75,64 +101,155 @@ class _Static:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _ragged_dot(
-    static: _Static, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, offset: jax.Array
+    static: _Static,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    offset: jax.Array,
+    bias: jax.Array | None,
 ) -> jax.Array:
-    transpose_rhs, out_dtype = static.transpose_rhs, static.out_dtype
+    epilogue, transpose_rhs, out_dtype = static.epilogue, static.transpose_rhs, static.out_dtype
     m, k = lhs.shape
-    n = rhs.shape[1 if transpose_rhs else 2]
-    if m == 0 or k == 0 or n == 0:
+    n = epilogue.narrow(rhs.shape[1 if transpose_rhs else 2])
+    if m == 0 or n == 0:
         return jnp.zeros((m, n), out_dtype)
-    k_padded, n_padded = _padded(k), _padded(n)
-    rhs = _pad_minor(rhs, *((n_padded, k_padded) if transpose_rhs else (k_padded, n_padded)))
+    if k == 0 or not _fuses(epilogue, rhs, transpose_rhs):
+        return _separately(static, lhs, rhs, group_sizes, offset, bias)
+    k_padded, n_padded = _padded(k), n if epilogue != PLAIN else _padded(n)
+    wide = n_padded * (rhs.shape[1 if transpose_rhs else 2] // n)
+    rhs = _pad_minor(rhs, *((wide, k_padded) if transpose_rhs else (k_padded, wide)))
     if stored_transposed(*rhs.shape[1:]):
         # As XLA stores it, so that the kernel's operand is the buffer itself and not a copy.
         rhs, transpose_rhs = jnp.swapaxes(rhs, 1, 2), not transpose_rhs
-    config = static.config or _config(m, k_padded, n_padded, rhs, static.tpu, static.interpret)
+    if static.config is not None:
+        config = static.config
+    elif static.interpret is True:
+        config = interpreted_config(m, k_padded, n_padded, rhs.dtype)
+    else:
+        config = default_config(
+            m,
+            k_padded,
+            n_padded,
+            rhs.shape[0],
+            rhs.dtype,
+            tpu=static.tpu,
+            transpose_rhs=transpose_rhs,
+            out_dtype=out_dtype,
+            wide=wide // n_padded,
+        )
+    # Copies are of whole row tiles; one copy of everything needs only whole registers.
+    rows = round_up(m, SUBLANES if config.resident else row_tile(lhs.dtype))
     out = gmm(
-        _pad_minor(lhs, _rows_to_run(m, config, static.interpret), k_padded),
+        _pad_minor(lhs, rows, k_padded),
         rhs,
         group_sizes,
         offset,
+        bias,
         transpose_rhs=transpose_rhs,
         out_dtype=out_dtype,
+        epilogue=epilogue,
         config=config,
         interpret=static.interpret,
     )
     return out[:m, :n]
 
 
-def _forward(
+def _fuses(epilogue: Epilogue, rhs: jax.Array, transpose_rhs: bool) -> bool:
+    """Whether the kernel can cut these weights into the pieces that the epilogue works on."""
+    if epilogue == PLAIN:
+        return True
+    wide = rhs.shape[1 if transpose_rhs else 2]
+    k = rhs.shape[2 if transpose_rhs else 1]
+    stored_transposed_rhs = transpose_rhs != stored_transposed(*rhs.shape[1:])
+    multiple = row_tile(rhs.dtype) if stored_transposed_rhs else 128
+    return k == _padded(k) and epilogue.narrow(wide) % multiple == 0
+
+
+def _separately(
+    static: _Static,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    offset: jax.Array,
+    bias: jax.Array | None,
+) -> jax.Array:
+    """The product first, then the epilogue in XLA."""
+    before = _product_before(static, lhs, rhs, group_sizes, offset)
+    rows_of = _group_of_rows(group_sizes, offset, rhs.shape[0], lhs.shape[0])
+    return _epilogue_of(static, before, bias, rows_of)
+
+
+def _product_before(
     static: _Static, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, offset: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return _ragged_dot(static, lhs, rhs, group_sizes, offset), (lhs, rhs, group_sizes, offset)
+) -> jax.Array:
+    """The product that the epilogue is applied to, in f32."""
+    if lhs.shape[1] == 0:
+        return jnp.zeros((lhs.shape[0], rhs.shape[1 if static.transpose_rhs else 2]), jnp.float32)
+    plain = dataclasses.replace(static, epilogue=PLAIN, out_dtype=jnp.dtype(jnp.float32), config=None)
+    return _ragged_dot(plain, lhs, rhs, group_sizes, offset, None)
 
 
-def _backward(static: _Static, saved: tuple[jax.Array, ...], grad: jax.Array) -> tuple[Any, ...]:
-    lhs, rhs, group_sizes, offset = saved
+def _epilogue_of(static: _Static, before: jax.Array, bias: jax.Array | None, rows_of: jax.Array) -> jax.Array:
+    """Bias, activation and gate of whole rows; zeros in the rows of no group."""
+    groups = 0 if bias is None else bias.shape[0]
+    if bias is not None:
+        before = before + bias.astype(jnp.float32)[jnp.clip(rows_of, 0, groups - 1)]
+    out = static.epilogue.whole(before)
+    return jnp.where((rows_of >= 0)[:, None], out, 0).astype(static.out_dtype)
+
+
+def _group_of_rows(group_sizes: jax.Array, offset: jax.Array, groups: int, m: int) -> jax.Array:
+    """For each row the group that it is in, counted from `offset`; -1 where its weights are not here."""
+    ends = jnp.cumsum(jnp.maximum(group_sizes, 0))
+    group = jnp.searchsorted(ends, jnp.arange(m), side="right", method="compare_all") - offset[0]
+    return jnp.where((group >= 0) & (group < groups) & (jnp.arange(m) < ends[-1]), group, -1)
+
+
+def _forward(
+    static: _Static,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    offset: jax.Array,
+    bias: jax.Array | None,
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    return _ragged_dot(static, lhs, rhs, group_sizes, offset, bias), (lhs, rhs, group_sizes, offset, bias)
+
+
+def _backward(static: _Static, saved: tuple[Any, ...], grad: jax.Array) -> tuple[Any, ...]:
+    lhs, rhs, group_sizes, offset, bias = saved
+    grad_bias = None
+    if static.epilogue != PLAIN:
+        # What the epilogue was applied to was not kept: it is made again.
+        before = _product_before(static, lhs, rhs, group_sizes, offset)
+        rows_of = _group_of_rows(group_sizes, offset, rhs.shape[0], lhs.shape[0])
+        _, pullback = jax.vjp(lambda x: _epilogue_of(static, x, bias, rows_of), before)
+        (grad,) = pullback(grad)
+        if bias is not None:
+            of_group = rows_of == jnp.arange(rhs.shape[0])[:, None]
+            # Rows of no group may hold anything.
+            inside = jnp.where((rows_of >= 0)[:, None], grad, 0)
+            grad_bias = jnp.dot(of_group.astype(jnp.float32), inside, precision="highest").astype(bias.dtype)
     grad = grad.astype(lhs.dtype)
     through = dataclasses.replace(
-        static, transpose_rhs=not static.transpose_rhs, out_dtype=lhs.dtype, config=None
+        static, transpose_rhs=not static.transpose_rhs, out_dtype=lhs.dtype, epilogue=PLAIN, config=None
     )
-    grad_lhs = _ragged_dot(through, grad, rhs, group_sizes, offset)
+    grad_lhs = _ragged_dot(through, grad, rhs, group_sizes, offset, None)
     left, right = (grad, lhs) if static.transpose_rhs else (lhs, grad)
-    grad_rhs = _weight_gradient(
-        left, right, group_sizes, offset, rhs, tpu=static.tpu, interpret=static.interpret
-    )
-    return grad_lhs, grad_rhs, None, None
+    grad_rhs = _weight_gradient(static, left, right, group_sizes, offset, rhs)
+    return grad_lhs, grad_rhs, None, None, grad_bias
 
 
 _ragged_dot.defvjp(_forward, _backward)
 
 
 def _weight_gradient(
+    static: _Static,
     left: jax.Array,
     right: jax.Array,
     group_sizes: jax.Array,
     offset: jax.Array,
     rhs: jax.Array,
-    *,
-    tpu: str,
-    interpret: Any,
 ) -> jax.Array:
     """`left` [M, A] times `right` [M, B] over each group's rows, in the shape [G, A, B] of `rhs`."""
     groups, a, b = rhs.shape
@@ -143,37 +260,26 @@ def _weight_gradient(
     swap = stored_transposed(a_padded, b_padded)
     if swap:
         left, right, a_padded, b_padded = right, left, b_padded, a_padded
-    config = _config(m, a_padded, b_padded, rhs, tpu, interpret, weight_gradient=True)
-    rows = _rows_to_run(m, config, interpret)
-    left, right = _pad_minor(left, rows, a_padded), _pad_minor(right, rows, b_padded)
+    if static.interpret is True:
+        config = interpreted_weight_config(m, a_padded, b_padded, rhs.dtype)
+    else:
+        config = default_weight_config(m, a_padded, b_padded, groups, rhs.dtype, tpu=static.tpu)
+    rows = round_up(m, row_tile(left.dtype))
     out = gmm_weights(
-        left,
-        right,
+        _pad_minor(left, rows, a_padded),
+        _pad_minor(right, rows, b_padded),
         group_sizes,
         offset,
         groups=groups,
         out_dtype=rhs.dtype,
         config=config,
-        interpret=interpret,
+        interpret=static.interpret,
     )
     return (jnp.swapaxes(out, 1, 2) if swap else out)[:, :a, :b]
 
 
-def _config(
-    m: int, k: int, n: int, rhs: jax.Array, tpu: str, interpret: Any, *, weight_gradient: bool = False
-) -> Config:
-    if interpret is True:
-        return interpreted_config(m, k, n, rhs.dtype)
-    return default_config(m, k, n, rhs.shape[0], rhs.dtype, tpu=tpu, weight_gradient=weight_gradient)
-
-
 def _padded(size: int) -> int:
     return round_up(size, NATIVE_MULTIPLE if size <= LONG_AXIS else LONG_MULTIPLE)
-
-
-def _rows_to_run(m: int, config: Config, interpret: Any) -> int:
-    """On a TPU the last row tile may overhang; ``interpret=True`` copies whole blocks only."""
-    return round_up(m, config.tile_m) if interpret is True else m
 
 
 def stored_transposed(rows: int, columns: int) -> bool:
@@ -232,7 +338,7 @@ def experts(
 
     product = functools.partial(ragged_dot, transpose_rhs=not transposed, tpu=tpu, interpret=interpret)
     rows = _sort_rows(choices, hidden_states, order, inverse)
-    inner = gated(product(rows, gate_up_proj, group_sizes), activation).astype(hidden_states.dtype)
+    inner = product(rows, gate_up_proj, group_sizes, activation=activation, gating="concatenated")
     out = _unsort_rows(product(inner, down_proj, group_sizes), order, inverse)
     weighted = out.reshape(tokens, choices, hidden).astype(jnp.float32) * top_k_weights[..., None].astype(
         jnp.float32

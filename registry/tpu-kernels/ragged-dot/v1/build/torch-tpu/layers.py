@@ -153,14 +153,12 @@ def _composed(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     order = torch.argsort(expert, stable=True)
     inverse = torch.argsort(order)
     group_sizes = (expert.unsqueeze(1) == torch.arange(count, device=expert.device)).sum(0, dtype=torch.int32)
-    expert = expert[order]
-    outside = (expert >= count).unsqueeze(1)
-    expert = expert.clamp(max=count - 1)
+    outside = (expert[order] >= count).unsqueeze(1)
 
     def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        out = ragged_dot(rows.to(weight.dtype), weight, group_sizes, transpose_rhs=not self.is_transposed)
-        # Biases, gates and norms may turn the zeros of a sentinel's row into anything.
-        return out if bias is None else (out + bias[expert]).masked_fill(outside, 0.0)
+        return ragged_dot(
+            rows.to(weight.dtype), weight, group_sizes, bias=bias, transpose_rhs=not self.is_transposed
+        )
 
     name = "gate_up_proj" if self.has_gate else "up_proj"
     pairs = hidden_states.unsqueeze(1).expand(-1, choices, -1).reshape(tokens * choices, hidden)
@@ -170,6 +168,7 @@ def _composed(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     rows = linear(rows, self.down_proj, self.down_proj_bias if self.has_bias else None)
     if self.has_post_expert_norm:
         rows = self.post_expert_norm(rows)
+    # Gates and norms may turn the zeros of a sentinel's row into anything.
     rows = _Permute.apply(rows.masked_fill(outside, 0.0), inverse, order).reshape(tokens, choices, hidden)
     return (rows * top_k_weights.unsqueeze(-1)).sum(dim=1).to(hidden_states.dtype)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import functions, reference
-from .activations import ACTIVATIONS
+from .activations import ACTIVATIONS, CLAMPED
 from .cases import CASES
 from .tpu_ops import Cost, InputError, op
 
@@ -38,9 +38,14 @@ def _check_sizes(
     rhs: Tensor,
     group_sizes: Tensor,
     group_offset: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     transpose_rhs: bool = False,
     preferred_element_type: torch.dtype | None = None,
+    activation: str | None = None,
+    gating: str | None = None,
+    alpha: float = 1.0,
+    limit: float | None = None,
 ) -> None:
     if group_sizes.dim() != 1 or group_sizes.is_floating_point() or group_sizes.numel() == 0:
         return  # the declaration refuses it
@@ -65,21 +70,26 @@ def _ragged_dot_cost(
     rhs: Tensor,
     group_sizes: Tensor,
     group_offset: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     transpose_rhs: bool = False,
     preferred_element_type: torch.dtype | None = None,
+    activation: str | None = None,
+    gating: str | None = None,
+    alpha: float = 1.0,
+    limit: float | None = None,
 ) -> Cost:
     m, k = lhs.shape
     groups, n = rhs.shape[0], rhs.shape[1 if transpose_rhs else 2]
-    result = (preferred_element_type or lhs.dtype).itemsize
+    result = (preferred_element_type or lhs.dtype).itemsize * (n // 2 if gating else n)
     active = min(groups, m)
-    return Cost(flops=2 * m * k * n, bytes=lhs.dtype.itemsize * (m * k + active * k * n) + result * m * n)
+    return Cost(flops=2 * m * k * n, bytes=lhs.dtype.itemsize * (m * k + active * k * n) + result * m)
 
 
 @op(
     kernel=functions.ragged_dot,
     reference=reference.ragged_dot,
-    differentiable=["lhs", "rhs"],
+    differentiable=["lhs", "rhs", "bias"],
     check_values=_check_sizes,
     cost=_ragged_dot_cost,
     cases=CASES,
@@ -91,9 +101,16 @@ def ragged_dot(
     *,
     transpose_rhs: bool = False,
     group_offset: Tensor | None = None,
+    bias: Tensor | None = None,
     preferred_element_type: torch.dtype | None = None,
+    activation: str | None = None,
+    gating: str | None = None,
+    alpha: float = 1.0,
+    limit: float | None = None,
 ) -> Tensor:
     """Multiplies each group of consecutive rows of `lhs` with the weights of its group.
+
+    Bias, activation and gate are applied in float32, before the result is rounded and written.
 
     Args:
       lhs: [M, K], bfloat16 or float32; the rows of group 0 first, then those of group 1, and so on.
@@ -102,10 +119,17 @@ def ragged_dot(
       transpose_rhs: `rhs` is stored as [G, N, K].
       group_offset: one int32 or int64. `rhs` holds the weights of groups offset to offset+G-1 of the S; the
         rows of all others come out as zeros. None: S == G.
+      bias: [G, N], bfloat16 or float32, added to the rows of its group.
       preferred_element_type: dtype of the result, bfloat16 or float32; that of `lhs` when None. Sums are kept
         in float32.
+      activation: "silu", "gelu", "gelu_tanh", "relu" or "relu2"; with a gate, of the gate, and then also
+        "swiglu_clamped", gpt-oss's ``(up + 1) * gate * sigmoid(alpha * gate)``, of values within `limit`, if any.
+      gating: "concatenated": the first N/2 columns are the gates of the others; "interleaved": each even column is
+        that of the odd one after it. None: no gate.
+      alpha, limit: of "swiglu_clamped".
 
-    Returns: [M, N]; zeros in rows past the groups. Differentiable in `lhs` and `rhs`.
+    Returns: [M, N], or [M, N/2] with a gate; zeros in rows past the groups. Differentiable in `lhs`, `rhs` and
+      `bias`.
 
     Raises:
       InputError: shapes, dtypes or devices do not fit; on the CPU also negative or too large group sizes. On a
@@ -147,7 +171,23 @@ def ragged_dot(
     _check(
         out_dtype in DTYPES, f"preferred_element_type is {out_dtype}; supported: bfloat16, float32 and None"
     )
-    return lhs.new_empty((lhs.shape[0], n), dtype=out_dtype)
+    if bias is not None:
+        _check_float("bias", bias)
+        _check(
+            tuple(bias.shape) == (groups, n),
+            f"bias has shape {tuple(bias.shape)}; for {groups} groups of {n} columns it must be {(groups, n)}",
+        )
+    _check(
+        gating in (None, "concatenated", "interleaved"),
+        f"gating is {gating!r}; supported: None, 'concatenated' and 'interleaved'",
+    )
+    known = [*ACTIVATIONS, CLAMPED] if gating else ACTIVATIONS
+    _check(
+        activation in known if gating else activation is None or activation in known,
+        f"activation is {activation!r}; with gating={gating!r} supported: {', '.join(sorted(known))}",
+    )
+    _check(not gating or n % 2 == 0, f"rhs has N = {n} columns; with a gate they must be pairs")
+    return lhs.new_empty((lhs.shape[0], n // 2 if gating else n), dtype=out_dtype)
 
 
 def _experts_cost(

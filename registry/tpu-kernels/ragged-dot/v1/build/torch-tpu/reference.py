@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .activations import gated
+from .activations import ACTIVATIONS, gate_with
 
 
 def ragged_dot(
@@ -19,33 +19,47 @@ def ragged_dot(
     rhs: jax.Array,
     group_sizes: jax.Array,
     group_offset: jax.Array | None = None,
+    bias: jax.Array | None = None,
     *,
     transpose_rhs: bool = False,
     preferred_element_type: Any = None,
+    activation: str | None = None,
+    gating: str | None = None,
+    alpha: float = 1.0,
+    limit: float | None = None,
 ) -> jax.Array:
     """Grouped matmul: see `functions.ragged_dot`."""
     out_dtype = preferred_element_type or lhs.dtype
-    columns = rhs.shape[1 if transpose_rhs else 2]
+    columns = rhs.shape[1 if transpose_rhs else 2] // (2 if gating else 1)
     ends = jnp.minimum(jnp.cumsum(jnp.maximum(group_sizes, 0)), lhs.shape[0])
     starts = jnp.concatenate([jnp.zeros(1, ends.dtype), ends[:-1]])
     offset = _first_group(group_offset, group_sizes, rhs)
     row = jnp.arange(lhs.shape[0])[:, None]
 
-    def group(total: jax.Array, item: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        index, weights = item
+    def group(total: jax.Array, item: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        index, weights, *biases = item
         start, end = starts[index + offset], ends[index + offset]
 
         def with_rows(total: jax.Array) -> jax.Array:
             mine = (row >= start) & (row < end)
             rows = jnp.where(mine, lhs, jnp.zeros_like(lhs)).astype(jnp.float32)
-            matrix = weights.T if transpose_rhs else weights
-            product = jnp.dot(rows, matrix.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
-            return jnp.where(mine, product, total)
+            out = _matmul(rows, weights.T if transpose_rhs else weights)
+            for added in biases:
+                out = out + added.astype(jnp.float32)
+            if gating:
+                gate, up = (
+                    jnp.split(out, 2, axis=1) if gating == "concatenated" else (out[:, 0::2], out[:, 1::2])
+                )
+                out = gate_with(gate, up, activation, alpha=alpha, limit=limit)
+            elif activation:
+                out = ACTIVATIONS[activation](out)
+            return jnp.where(mine, out, total)
 
         return jax.lax.cond(end > start, with_rows, lambda total: total, total), None
 
     zeros = jnp.zeros((lhs.shape[0], columns), jnp.float32)
-    total, _ = jax.lax.scan(group, zeros, (jnp.arange(rhs.shape[0]), rhs))
+    groups = (jnp.arange(rhs.shape[0]), rhs, *([] if bias is None else [bias]))
+    total, _ = jax.lax.scan(group, zeros, groups)
     return total.astype(out_dtype)
 
 
@@ -78,7 +92,7 @@ def experts(
             into = gate_up if transposed else gate_up.T
             back = down if transposed else down.T
             rows = jnp.where(mine, tokens, jnp.zeros_like(tokens))
-            inner = gated(_matmul(rows, into), activation)
+            inner = gate_with(*jnp.split(_matmul(rows, into), 2, axis=1), activation)
             return total + jnp.where(mine, weight * _matmul(inner, back), 0)
 
         return jax.lax.cond(jnp.any(mine), with_tokens, lambda total: total, total), None
