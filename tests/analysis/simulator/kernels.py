@@ -62,7 +62,7 @@ def _fetch(table, pages, out, buffer, semaphore):
 
     row = pl.program_id(0)
     out[...] = jnp.zeros_like(out)
-    jax.lax.fori_loop(0, table[row, table.shape[1] - 1], page, None)
+    jax.lax.fori_loop(0, table[row, table.shape[1] - 1].astype(jnp.int32), page, None)
 
 
 def fetched(table, pages):

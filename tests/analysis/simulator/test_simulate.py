@@ -65,12 +65,14 @@ def test_control_follows_the_data() -> None:
         assert traffic(profile)["pages"] == (sum(last_column) * PAGE, 0)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 130), (16, 300)])
-def test_tables_are_read_as_scalar_memory_has_them(rows: int, columns: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype"), [(1, 1, "int32"), (3, 130, "int32"), (20, 300, "int32"), (20, 300, "int8")]
+)
+def test_tables_are_read_as_scalar_memory_has_them(rows: int, columns: int, dtype: str) -> None:
     table = np.zeros((rows, columns), int)
     table[:, -1] = counts = np.arange(rows) % 4
     profile = analysis.simulate(
-        kernels.fetched, shape(rows, columns, dtype="int32"), PAGES, data={"table": table.tolist()}
+        kernels.fetched, shape(rows, columns, dtype=dtype), PAGES, data={"table": table.tolist()}
     )
     assert traffic(profile).get("pages", (0, 0)) == (counts.sum() * PAGE, 0)
 
@@ -105,6 +107,45 @@ def test_kernels_in_loops_and_several_kernels_add_up() -> None:
     [pages] = [part for part in profile.traffic if part.kernel == "fetched" and part.shape == "f32[64,8,128]"]
     assert pages.read_bytes == sum(counts[:3]) * PAGE
     assert sum(kernel.time_ms for kernel in profile.kernels) == pytest.approx(profile.time_ms)
+
+
+def test_other_libraries_kernels() -> None:
+    """jax's grouped matmul lists its tiles in XLA ops, and its attention its blocks in constants."""
+    from jax.experimental.pallas.ops.tpu import megablox
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_kernel,
+        splash_attention_mask,
+    )
+
+    m, k, n, groups = 8192, 1024, 512, 8
+    sizes = [1600, 0, 3200, 0, 0, 2400, 992, 0]
+
+    def grouped_matmul(lhs, rhs, group_sizes):
+        return megablox.gmm(lhs, rhs, group_sizes, tiling=(128, k, n))
+
+    arrays = [shape(*dims, dtype="bfloat16") for dims in ((m, k), (groups, k, n))]
+    profile = analysis.simulate(
+        grouped_matmul, *arrays, shape(groups, dtype="int32"), data={"group_sizes": sizes}
+    )
+    # Each tile of rows is read once, and each group with rows.
+    assert traffic(profile)["lhs"] == (m * k * 2, 0)
+    assert traffic(profile)["rhs"] == (4 * k * n * 2, 0)
+
+    heads, length, width, block = 8, 4096, 128, 512
+    causal = splash_attention_mask.CausalMask((length, length))
+    blocks = splash_attention_kernel.BlockSizes(block_q=block, block_kv=block, block_kv_compute=block)
+    attention = splash_attention_kernel.make_splash_mha(
+        splash_attention_mask.MultiHeadMask([causal] * heads),
+        block_sizes=blocks,
+        head_shards=1,
+        q_seq_shards=1,
+    )
+    profile = analysis.simulate(
+        lambda q, k, v: attention(q, k, v), *[shape(heads, length, width, dtype="bfloat16")] * 3
+    )
+    visited = heads * sum(range(1, length // block + 1))
+    assert visited * block * width * 2 >= traffic(profile)["k"][0] > heads * length * width * 2
+    assert traffic(profile)["q"] == (heads * length * width * 2, 0)
 
 
 def test_integers_that_control_needs_must_be_given() -> None:

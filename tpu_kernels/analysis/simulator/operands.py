@@ -186,31 +186,31 @@ def _call(eqn: Any, operands: list[Known], site: tuple[int, ...]) -> KernelCall:
 
 
 def _stored(array: Array) -> Array | None:
-    """The words of an array in the order that scalar memory has them; None where that is not known.
+    """The words of an array in the order that scalar memory has them; None for elements longer than a word.
 
-    Arrays of 32 bits are in tiles of up to 8 rows of 128; of narrower vectors, a word holds elements that are 128
-    apart.
+    Arrays are in tiles of up to 8 rows of 128, vectors in rows of 128; a word holds narrower elements of
+    consecutive rows.
     """
     import numpy as np
 
-    if array.dtype.itemsize < _WORD:
-        if array.ndim != 1:
-            return None
-        packed = _WORD // array.dtype.itemsize
-        padded = np.pad(array, (0, -array.size % (packed * _LANES)))
-        lanes = np.swapaxes(padded.reshape(-1, packed, _LANES), 1, 2)
-        return np.ascontiguousarray(lanes).view(np.int32).ravel()
-    if array.dtype.itemsize > _WORD:
+    packed = _WORD // array.dtype.itemsize
+    if not packed:
         return None
     if array.ndim < 2:
-        return array.ravel()
-    *outer, rows, columns = array.shape
-    height = min(8, 1 << (rows - 1).bit_length())
-    padding = [(0, 0)] * len(outer) + [(0, -rows % height), (0, -columns % _LANES)]
-    padded = np.pad(array, padding)
-    down, across = padded.shape[-2] // height, padded.shape[-1] // _LANES
-    tiles = padded.reshape(*outer, down, height, across, _LANES)
-    return np.swapaxes(tiles, -3, -2).ravel()
+        if packed == 1:
+            return array.ravel()
+        padded = np.pad(array.ravel(), (0, -array.size % (packed * _LANES)))
+        tiles = padded.reshape(-1, packed, _LANES)
+    else:
+        *outer, rows, columns = array.shape
+        height = max(packed, min(8, 1 << (rows - 1).bit_length()))
+        padding = [(0, 0)] * len(outer) + [(0, -rows % height), (0, -columns % _LANES)]
+        padded = np.pad(array, padding)
+        down, across = padded.shape[-2] // height, padded.shape[-1] // _LANES
+        tiles = np.swapaxes(padded.reshape(*outer, down, height, across, _LANES), -3, -2)
+        tiles = tiles.reshape(-1, packed, _LANES)
+    words = np.ascontiguousarray(np.swapaxes(tiles, 1, 2))
+    return words.view(np.int32).ravel()
 
 
 def _scan(eqn: Any, operands: list[Known], site: tuple[int, ...], calls: list[KernelCall]) -> Sequence[Known]:
