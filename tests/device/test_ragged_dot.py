@@ -140,5 +140,5 @@ def test_bad_values_are_refused_where_they_are_at_hand(kernel, tensors, static, 
 def test_unknown_activation(kernel, device):
     arguments = [torch.ones(1, 64), torch.zeros(1, 1).long(), torch.ones(1, 1), torch.ones(1, 128, 64)]
     arguments.append(torch.ones(1, 64, 64))
-    with pytest.raises(TpuKernelsError, match="'swish'; supported: gelu, gelu_tanh, relu, silu"):
+    with pytest.raises(TpuKernelsError, match="'swish'; supported: gelu, gelu_tanh, relu, relu2, silu"):
         kernel.experts(*(t.to(device) for t in arguments), activation="swish")

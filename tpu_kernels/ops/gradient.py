@@ -39,14 +39,11 @@ def add_gradient(
         ctx.static = keyword_only_inputs
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        # Tensors that are left to their default are not among those given.
-        left_out = [None] * (len(tensors) - len(ctx.saved_tensors))
-        needs = [*ctx.needs_input_grad, *left_out]
-        needed = [bool(needs[places[name]]) for name in differentiable]
-        found = iter(
-            backward_overload(*ctx.saved_tensors, *left_out, list(grads), needed=needed, **ctx.static)
-        )
-        result: list[Any] = [None] * len(ctx.saved_tensors)
+        # Tensors that the caller left to their default are not counted there.
+        needs = dict(enumerate(ctx.needs_input_grad))
+        needed = [needs.get(places[name], False) for name in differentiable]
+        found = iter(backward_overload(*ctx.saved_tensors, list(grads), needed=needed, **ctx.static))
+        result: list[Any] = [None] * len(needs)
         for name, need in zip(differentiable, needed, strict=True):
             if need:
                 result[places[name]] = next(found)
