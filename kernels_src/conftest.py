@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
-import types
 from pathlib import Path
 
 # Before jax and libtpu are loaded: no TPU is here, and none is to be looked for on the network.
@@ -15,15 +15,20 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
-def _make_importable(package: Path) -> None:
-    """Makes a kernel's JAX modules importable under its name, without its `__init__`, which needs torch."""
-    module = types.ModuleType(package.name)
-    module.__path__ = [str(package)]
-    sys.modules.setdefault(package.name, module)
+def _make_importable(name: str, package: Path) -> None:
+    """Makes the modules of a package importable under `name`, without its `__init__`, which needs torch."""
+    spec = importlib.util.spec_from_file_location(
+        name, package / "__init__.py", submodule_search_locations=[str(package)]
+    )
+    assert spec is not None
+    sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
 
 
-for _package in Path(__file__).parent.glob("*/torch-ext/*/__init__.py"):
-    _make_importable(_package.parent)
+OPS = Path(__file__).parents[1] / "tpu_kernels" / "ops"
+for _init in Path(__file__).parent.glob("*/torch-ext/*/__init__.py"):
+    _make_importable(_init.parent.name, _init.parent)
+    # The build puts a copy of it there.
+    _make_importable(f"{_init.parent.name}.tpu_ops", OPS)
 
 # Pallas' interpreter asks for the properties of the chip that it simulates.
 _tpu_info = importlib.import_module("jax._src.pallas.mosaic.tpu_info")
