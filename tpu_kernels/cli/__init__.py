@@ -17,6 +17,7 @@ from .emulate import CONTEXT_SETTINGS as EMULATE_SETTINGS
 from .emulate import emulate
 from .explain import explain
 from .simulate import simulate
+from .tune import tune
 
 app = typer.Typer(
     name="tpu-kernels",
@@ -30,6 +31,7 @@ app.command()(build)
 app.command()(compile)
 app.command()(explain)
 app.command()(simulate)
+app.command()(tune)
 app.command(context_settings=EMULATE_SETTINGS)(emulate)
 
 
