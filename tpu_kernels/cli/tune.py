@@ -66,7 +66,7 @@ def tune(
     names = [name.strip() for given in case or DEFAULT_CASES for name in given.split(",")]
     with _subject(kernel, version) as subject:
         tasks = tuning.find_tasks(subject, names, targets, op=op)
-        tables = {g: out / f"{g}.json" if out else subject.table(g) for g in generations}
+        tables: dict[str, Path] = {g: out / f"{g}.json" if out else subject.table(g) for g in generations}
         console = Console(stderr=True)
         with _Bar(console, sum(min(limit, len(task.problem.candidates(task.tpu))) for task in tasks)) as bar:
 

@@ -140,7 +140,7 @@ class _VerifiedLoader(SourceFileLoader):
         except (KeyError, ValueError):
             raise FileNotFoundError(f"the kernel in {self._build.path} has no file {path}") from None
 
-    def get_resource_reader(self, fullname: str) -> TraversableResources:
+    def get_resource_reader(self, name: str | None = None) -> TraversableResources:  # type: ignore[override]
         """What `importlib.resources` reads."""
         return _VerifiedResources(self._build, self._relative.rpartition("/")[0])
 

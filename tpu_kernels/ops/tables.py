@@ -39,6 +39,8 @@ class Problem(Protocol):
       variant: what it must share exactly: dtypes, layouts.
     """
 
+    def __hash__(self) -> int: ...
+
     @property
     def operation(self) -> str: ...
 
