@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sys
 import tempfile
@@ -64,18 +63,15 @@ def loaded_kernel(module: ModuleType) -> Iterator[Subject]:
         TuningError: It is something else, or its files have no digests.
     """
     loaded = hub.find_loaded(module)
-    if loaded is None or loaded.metadata.digest is None:
+    if loaded is None:
         raise TuningError(
-            f"{module.__name__} is no loaded kernel with digests; build it with: tpu-kernels build"
+            f"{module.__name__} is no kernel that was loaded with get_kernel or get_local_kernel"
         )
-    files = {
-        name: value for name, value in loaded.metadata.digest.files.items() if not name.startswith(FOLDER)
-    }
     with tempfile.TemporaryDirectory(prefix="tpu-kernels-tune-") as folder:
         path = Path(folder, loaded.path.name)
         # (A build in the cache of the Hub is made of links, which no local kernel may have.)
         shutil.copytree(loaded.path, path, ignore=shutil.ignore_patterns("__pycache__"))
-        yield Subject(module, path, digest(json.dumps(files, sort_keys=True)))
+        yield Subject(module, path, _fingerprint(module))
 
 
 @contextlib.contextmanager
@@ -87,7 +83,15 @@ def built_source(source: Path) -> Iterator[Subject]:
     """
     name = read_project(source).config.general.python_name
     with tempfile.TemporaryDirectory(prefix="tpu-kernels-tune-") as folder:
-        authoring.build(source, Path(folder, source.name))
-        with loaded_kernel(hub.get_local_kernel(Path(folder, source.name))) as subject:
-            tables = source / "torch-ext" / name / FOLDER
-            yield Subject(subject.module, subject.path, subject.fingerprint, tables)
+        path = Path(folder, source.name)
+        authoring.build(source, path)
+        module = hub.get_local_kernel(path)
+        yield Subject(module, path, _fingerprint(module), source / "torch-ext" / name / FOLDER)
+
+
+def _fingerprint(module: ModuleType) -> str:
+    loaded = hub.find_loaded(module)
+    if loaded is None or loaded.metadata.digest is None:
+        raise TuningError(f"{module.__name__} has no digests of its files; build it with: tpu-kernels build")
+    files = loaded.metadata.digest.files
+    return digest({name: value for name, value in files.items() if not name.startswith(f"{FOLDER}/")})
