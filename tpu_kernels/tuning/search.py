@@ -148,9 +148,13 @@ def tune(
             for future in concurrent.futures.as_completed(futures):
                 number, place = futures[future]
                 result = future.result()
-                values = (None, result) if isinstance(result, str) else (result, None)
-                cache.write("tune", keys[number, place], json.dumps(values))
-                finish(number, place, Trial(configs[number][place], *values))
+                if isinstance(result, trial.Failed):
+                    tried, lasting = Trial(configs[number][place], None, result.reason), result.lasting
+                else:
+                    tried, lasting = Trial(configs[number][place], result), True
+                if lasting:
+                    cache.write("tune", keys[number, place], json.dumps([tried.time_ms, tried.failure]))
+                finish(number, place, tried)
         finally:
             # After an error or an interrupt, what has not started is not started.
             pool.shutdown(cancel_futures=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from .. import analysis, hub
+from .. import hub
+from ..analysis import CompileReport, simulate_many
 from ..errors import TpuKernelsError
 from .problems import Task
 
@@ -14,17 +16,31 @@ def load(path: str) -> None:
     hub.get_local_kernel(path)
 
 
-def simulated(task: Task, config: Any, timeout: float) -> float | str:
-    """How long the problem takes with a config, in ms; or why it cannot be told."""
-    job = task.job(config)
+@dataclass(frozen=True)
+class Failed:
+    """Why a candidate has no time.
+
+    Attributes:
+        reason: For people.
+        lasting: It would fail again: a compiler that crashed or took too long may not.
+    """
+
+    reason: str
+    lasting: bool = True
+
+
+def simulated(task: Task, config: Any, timeout: float) -> float | Failed:
+    """How long the problem takes with a config, in ms."""
+    job, reports = task.job(config), list[CompileReport]()
     try:
-        profile = analysis.simulate(job.fn, *job.args, tpu=job.tpu, data=job.data, timeout=timeout)
+        [profile] = simulate_many([job], workers=1, timeout=timeout, on_report=reports.append)
     except TpuKernelsError as error:
-        return f"{type(error).__name__}: {error}"
+        failure = reports[0].failure if reports else None
+        return Failed(str(error), failure is None or failure.stage not in ("crash", "timeout"))
     return profile.time_ms
 
 
-def measured(task: Task, config: Any, timeout: float) -> float | str:
+def measured(task: Task, config: Any, timeout: float) -> float | Failed:
     """The same on the TPU of this machine; `timeout` takes no effect."""
     from .measure import measure
 
@@ -33,4 +49,4 @@ def measured(task: Task, config: Any, timeout: float) -> float | str:
     except TpuKernelsError:
         raise
     except Exception as error:  # noqa: BLE001  whatever a candidate fails with is the answer
-        return f"{type(error).__name__}: {error}"
+        return Failed(f"{type(error).__name__}: {error}", lasting=False)
