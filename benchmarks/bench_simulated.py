@@ -6,8 +6,8 @@
 
 Problems are those of recorded times (`benchmarks/calibration`). tokamax runs with the configuration that was the
 fastest in the records, jax's megablox with the tiles of tokamax's first version, whose algorithm is the same, jax's
-attention with blocks of 512. tokamax 0.0.12 has the first version of its grouped matmul, 0.0.17 (Python 3.12) the second
-as well; what is not installed is reported as not run, and `--add` brings in the rows of a run in another environment.
+attention with blocks of 512. tokamax 0.0.12 has the first version of its grouped matmul, 0.0.17 (Python 3.12) also the
+second; what is not installed is reported as not run, and `--add` brings in the rows of a run in another environment.
 """
 
 from __future__ import annotations
