@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 from rich.console import Console
 
 from benchmarks.bench_simulated import (
@@ -59,8 +61,9 @@ def test_rows_of_another_environment_take_the_place_of_what_was_not_run() -> Non
     not_there = Row("v6e", "a problem", OURS, None, None, "not run: torch is not installed")
     rows = merged([ours, here], [there, not_there])
     assert rows == [ours, there]
-    console = Console(width=200, record=True, quiet=True)
-    console.print(table(rows))
-    text = console.export_text()
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(table(rows))
+    text = captured.get()
     assert "nothing was run on a TPU here" in text
     assert "1.25x" in text
