@@ -15,7 +15,7 @@ from tpu_kernels import analysis
 from tpu_kernels.analysis import hlo
 from tpu_kernels.analysis.cache import cache_folder
 from tpu_kernels.analysis.outcome import pack, unpack
-from tpu_kernels.analysis.simulator.simulate import CalledKernel, called_kernels
+from tpu_kernels.analysis.simulator.simulation import CalledKernel, called_kernels
 from tpu_kernels.errors import AnalysisError
 
 # tokamax names the tiles of the gradient in lhs after the forward product's axes. The records of these generations

@@ -10,16 +10,20 @@
     profile = analysis.simulate(fn, *args, tpu="v6e", data={"group_sizes": sizes})
     print(profile)
 
-Importing this package loads neither jax nor torch.
+Importing this package loads neither jax nor torch nor numpy.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from .compiler import Job, compile, compile_many
 from .failure import Allocation, Failure
 from .hlo import Kernel, XlaOp
 from .report import CompileReport, Memory
-from .simulator import Profile, simulate, simulate_many
+
+if TYPE_CHECKING:
+    from .simulator import Profile, simulate, simulate_many
 
 __all__ = [
     "Allocation",
@@ -35,3 +39,11 @@ __all__ = [
     "simulate",
     "simulate_many",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Profile", "simulate", "simulate_many"):
+        from . import simulator
+
+        return getattr(simulator, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

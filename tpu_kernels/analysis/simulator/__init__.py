@@ -6,12 +6,12 @@ One module a stage; what each hands on is in brackets::
     blocks     -> basic blocks of what matters for control and DMA [Block]
     executor   with codegen, and the integers that operands found: the way through the kernel [trace.Trace]
     replay     with the models of DMA and matrix units and a calibration: times [Timing]
-    simulate   all kernels of a function: [profile.Profile]
+    simulation all kernels of a function: [profile.Profile]
 """
 
 from __future__ import annotations
 
 from .profile import Profile
-from .simulate import simulate, simulate_many
+from .simulation import simulate, simulate_many
 
 __all__ = ["Profile", "simulate", "simulate_many"]
