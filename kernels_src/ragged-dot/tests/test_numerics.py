@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from ragged_dot import functions, reference
-from ragged_dot.tiles import default_config
+from ragged_dot.forward_tiles import Product
 
 settings.register_profile("kernels", deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile("kernels")
@@ -159,7 +159,7 @@ def test_wrong_group_sizes_stay_within_the_arrays(sizes, effective):
 @pytest.mark.parametrize("m", [8, 512, 8192, 524288])
 def test_few_rows_stay_in_vector_memory_and_weights_are_read_once(m, tpu):
     """What the config must get right: a group's weights are its traffic, whatever the number of rows."""
-    config = default_config(m, 2048, 1536, 128, jnp.bfloat16, tpu=tpu)
+    config = Product(m, 2048, 1536, 128, 128).candidates(tpu)[0]
     assert config.resident or m > 512
     assert config.by_group or config.rows >= m // 128 or tpu == "v4"
 
