@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 # Before jax and libtpu are loaded: no TPU is here, and none is to be looked for on the network.
@@ -15,7 +16,11 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
-def _make_importable(name: str, package: Path) -> None:
+def _package(source: Path) -> Path:
+    return source / "torch-ext" / source.name.replace("-", "_")
+
+
+def _make_importable(package: Path, name: str) -> None:
     """Makes the modules of a package importable under `name`, without its `__init__`, which needs torch."""
     spec = importlib.util.spec_from_file_location(
         name, package / "__init__.py", submodule_search_locations=[str(package)]
@@ -24,11 +29,18 @@ def _make_importable(name: str, package: Path) -> None:
     sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
 
 
-OPS = Path(__file__).parents[1] / "tpu_kernels" / "ops"
-for _init in Path(__file__).parent.glob("*/torch-ext/*/__init__.py"):
-    _make_importable(_init.parent.name, _init.parent)
-    # The build puts a copy of it there.
-    _make_importable(f"{_init.parent.name}.tpu_ops", OPS)
+def _make_kernel_importable(package: Path, name: str) -> None:
+    _make_importable(package, name)
+    _make_importable(Path(__file__).parents[1] / "tpu_kernels" / "ops", f"{name}.tpu_ops")
+
+
+# As built: each kernel under its own name, and inside it those that it includes.
+for _config in Path(__file__).parent.glob("*/build.toml"):
+    _kernel = _package(_config.parent)
+    _make_kernel_importable(_kernel, _kernel.name)
+    for _included in tomllib.loads(_config.read_text())["tpu"].get("include", []):
+        _inner = _package(_config.parent.parent / _included)
+        _make_kernel_importable(_inner, f"{_kernel.name}.{_inner.name}")
 
 # Pallas' interpreter asks for the properties of the chip that it simulates.
 _tpu_info = importlib.import_module("jax._src.pallas.mosaic.tpu_info")

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from .hub import get_kernel as get_kernel
     from .hub import get_loaded_kernels as get_loaded_kernels
     from .hub import get_local_kernel as get_local_kernel
+    from .hub import get_locked_kernel as get_locked_kernel
     from .hub import has_kernel as has_kernel
+    from .hub import install_kernel as install_kernel
+    from .hub import load_kernel as load_kernel
     from .integrations.transformers import disable as disable
     from .integrations.transformers import enable as enable
 
@@ -32,7 +35,10 @@ _EXPORTS = {
     "get_kernel": "hub",
     "get_loaded_kernels": "hub",
     "get_local_kernel": "hub",
+    "get_locked_kernel": "hub",
     "has_kernel": "hub",
+    "install_kernel": "hub",
+    "load_kernel": "hub",
 }
 
 __all__ = ["__version__", *_EXPORTS]

@@ -6,6 +6,8 @@ catches them all. Each message names the value that was refused, the limit it br
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class TpuKernelsError(Exception):
     """Base of every error that tpu-kernels raises on purpose."""
@@ -23,8 +25,19 @@ class InvalidMetadataError(TpuKernelsError, ValueError):
     """A kernel's `metadata.json`, `build.toml` or a registry index is malformed."""
 
 
+class LockError(TpuKernelsError, ValueError):
+    """A lock is missing or malformed, or does not hold a kernel that it should."""
+
+
 class VerificationError(TpuKernelsError):
-    """A kernel's files are not the ones its digests promise. Nothing of it was run."""
+    """A kernel's files are not the ones its digests promise. Nothing of it was run.
+
+    `violations` names each file that is missing, changed or not listed.
+    """
+
+    def __init__(self, message: str, violations: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.violations = tuple(violations)
 
 
 class UntrustedKernelError(TpuKernelsError):
@@ -33,6 +46,10 @@ class UntrustedKernelError(TpuKernelsError):
 
 class SourceUnavailableError(TpuKernelsError, ConnectionError):
     """The Hub or a bucket cannot be reached, or refuses, and the cache has no copy."""
+
+
+class CopyError(TpuKernelsError):
+    """A kernel could not be written to a folder or a mirror. What was there before still is."""
 
 
 class ConfigurationError(TpuKernelsError, ValueError):

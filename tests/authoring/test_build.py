@@ -292,3 +292,55 @@ assert sample_kernel.__name__ == "sample_kernel"
 assert sample_kernel.add.__module__ == {kernel.metadata.id!r}
 """
     subprocess.run([sys.executable, "-I", "-c", script], check=True, timeout=60)
+
+
+@pytest.fixture
+def including(source: Path) -> Path:
+    """A kernel beside the sample kernel, which includes it."""
+    folder = source.with_name("other-kernel")
+    shutil.copytree(source, folder)
+    (folder / "torch-ext" / "sample_kernel").rename(folder / "torch-ext" / "other_kernel")
+    config = (folder / "build.toml").read_text().replace("sample-kernel", "other-kernel")
+    config = config.replace("[tpu]\n", '[tpu]\ninclude = ["sample-kernel"]\n')
+    (folder / "build.toml").write_text(config)
+    return folder
+
+
+def test_an_included_kernel_becomes_a_sub_package(including: Path, source: Path, tmp_path: Path) -> None:
+    kernel = build(including, tmp_path / "out")
+    variant = "build/torch-tpu"
+    package = tree(source / "torch-ext" / "sample_kernel")
+    for name in ("__init__.py", "late.py", "numbers/addition.py"):
+        assert kernel.files[f"{variant}/sample_kernel/{name}"] == package[name]
+    assert b"include" not in kernel.metadata_file
+    # Both use one copy of the ops.
+    code = f"""
+import importlib, sys
+sys.path.insert(0, {str(tmp_path / "out" / "build")!r})
+package = importlib.import_module("torch-tpu")
+inner = importlib.import_module("torch-tpu.sample_kernel.tpu_ops")
+assert inner.op is importlib.import_module("torch-tpu.tpu_ops").op
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    assert build(including, tmp_path / "again").files == kernel.files
+
+
+def test_a_change_of_an_included_kernel_changes_the_id(including: Path, source: Path, tmp_path: Path) -> None:
+    before = build(including, tmp_path / "before").metadata.id
+    late = source / "torch-ext" / "sample_kernel" / "late.py"
+    late.write_text(late.read_text() + "\n# changed\n")
+    assert build(including, tmp_path / "after").metadata.id != before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('include = ["sample-kernel"]', 'include = ["no-such-kernel"]', "no-such-kernel.*is missing"),
+        ('include = ["sample-kernel"]', 'include = ["../sample-kernel"]', "include"),
+        ('include = ["sample-kernel"]', 'include = ["other-kernel"]', "includes other-kernel itself"),
+    ],
+)
+def test_what_cannot_be_included(including: Path, tmp_path: Path, old: str, new: str, message: str) -> None:
+    edit(including / "build.toml", old, new)
+    with pytest.raises(TpuKernelsError, match=message):
+        build(including, tmp_path / "out")

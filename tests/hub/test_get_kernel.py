@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import tpu_kernels
-from tpu_kernels import hub
+from tpu_kernels import device, hub
 from tpu_kernels.authoring import build, build_registry
 from tpu_kernels.errors import (
     IncompatibleKernelError,
@@ -280,25 +280,30 @@ class TestRequirements:
         versions["torch-tpu"] = "0.2.1.dev20260101"
         assert tpu_kernels.has_kernel(REPO, version=1)
 
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"backend": {"type": "cuda"}}, "is built for 'cuda', not for 'tpu'"),
-            (
-                {"kernel-depends": [{"repo-id": "acme/base", "version": 1}]},
-                r"depends on other kernels \(acme/base\), which this release does not resolve",
-            ),
-        ],
-        ids=["other hardware", "other kernels"],
-    )
-    def test_a_build_that_cannot_be_served_is_refused(
-        self, make_source: MakeSource, tmp_path: Path, change: dict[str, object], message: str
-    ) -> None:
+    def test_a_build_for_other_hardware_is_refused(self, make_source: MakeSource, tmp_path: Path) -> None:
         build(make_source(), tmp_path / "out")
         path = tmp_path / "out" / "build" / "torch-tpu" / "metadata.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-        with pytest.raises(IncompatibleKernelError, match=message):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "backend": {"type": "cuda"}}))
+        with pytest.raises(IncompatibleKernelError, match="is built for 'cuda', not for 'tpu'"):
             tpu_kernels.get_local_kernel(tmp_path / "out")
+
+    def test_a_version_of_python_can_be_required(self, make_source: MakeSource, tmp_path: Path) -> None:
+        build(make_source(edit=('packaging = ">=20"', 'python = "<3"')), tmp_path / "out")
+        with pytest.raises(IncompatibleKernelError, match=r"needs python<3, this is Python 3\.\d+\.\d+$"):
+            tpu_kernels.get_local_kernel(tmp_path / "out")
+
+    def test_a_kernel_for_other_generations_is_refused_unless_told_otherwise(
+        self, make_source: MakeSource, use_registry: UseRegistry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use_registry(make_source())
+        monkeypatch.setattr(device, "current", lambda: device.Device("tpu", "v4", chips=4))
+        assert not tpu_kernels.has_kernel(REPO, version=1)
+        assert tpu_kernels.has_kernel(REPO, version=1, check_arch=False)
+        with pytest.raises(IncompatibleKernelError, match="made for v5e, v6e, and the TPU here is a v4"):
+            tpu_kernels.get_kernel(REPO, version=1)
+        assert tpu_kernels.get_kernel(REPO, version=1, check_arch=False).add(1, 1) == 2
+        monkeypatch.setattr(device, "current", lambda: device.Device("tpu", "v6e", chips=4))
+        assert tpu_kernels.has_kernel(REPO, version=1)
 
 
 @pytest.mark.parametrize("backend", ["cuda", "cpu"])

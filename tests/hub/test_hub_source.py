@@ -15,6 +15,7 @@ import pytest
 
 import tpu_kernels
 from tpu_kernels.errors import (
+    ConfigurationError,
     IncompatibleKernelError,
     InvalidMetadataError,
     KernelNotFoundError,
@@ -91,6 +92,34 @@ class TestLoading:
         server.clear()
         run_python(LOAD, server)
         assert paths(server) == [REFS]
+
+    def test_a_version_that_was_just_asked_for_costs_none(
+        self, make_source: MakeSource, serve: Serve, run_python: RunPython
+    ) -> None:
+        server = serve(make_source(version=1), make_source(version=2))
+        run_python(LOAD, server)
+        server.clear()
+        light = f"{LOAD}\nimport sys\nassert 'huggingface_hub.hf_api' not in sys.modules"
+        assert run_python(light, server, TPU_KERNELS_FRESH="60") == ""
+        # What tells that a version is fresh is the Hub's answer, not that the version was loaded.
+        [ref] = (server.root.parent / "home" / "hub").glob("kernels--*/refs/v1")
+        os.utime(ref, (time.time() - 100,) * 2)
+        run_python(LOAD, server, TPU_KERNELS_FRESH="200")
+        assert not server.requests
+        run_python(LOAD, server, TPU_KERNELS_FRESH="60")
+        assert paths(server) == [REFS]
+        os.utime(ref, (time.time() + 10_000,) * 2)
+        run_python(LOAD, server, TPU_KERNELS_FRESH="60")
+        run_python(LOAD, server, TPU_KERNELS_FRESH="60")
+        assert paths(server) == [REFS, REFS]
+
+    def test_a_window_that_is_no_number_is_named(
+        self, make_source: MakeSource, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        serve(make_source())
+        monkeypatch.setenv("TPU_KERNELS_FRESH", "1h")
+        with pytest.raises(ConfigurationError, match="TPU_KERNELS_FRESH='1h' is no number of seconds"):
+            tpu_kernels.has_kernel(REPO, version=1)
 
     def test_a_cached_commit_costs_none(
         self, make_source: MakeSource, serve: Serve, run_python: RunPython
@@ -255,6 +284,7 @@ class TestFaults:
             refs(7),
             refs("../../elsewhere"),
             refs("v1"),
+            refs("0" * 40).replace(b'"v1"', b"null", 1),
             b"[" * 100_000,
         ],
     )
@@ -299,7 +329,7 @@ try:
 except tpu_kernels.errors.SourceUnavailableError as error:
     print("refused:", error)
 """
-        assert f"refused: build/torch-tpu of {REPO} was not downloaded (Hub: " in run_python(failing, server)
+        assert f"refused: {REPO} was not downloaded (Hub: " in run_python(failing, server)
         # The metadata is there, and yet nothing loads by halves, nor is the version taken for fetched.
         offline = run_python(
             f"import tpu_kernels\nprint(tpu_kernels.explain({REPO!r}))", server, HF_HUB_OFFLINE="1"
@@ -318,7 +348,7 @@ except tpu_kernels.errors.SourceUnavailableError as error:
         right = (server.root / REPO / "v1" / "build" / "torch-tpu" / "late.py").read_bytes()
         flipped = bytes([right[0] ^ 1]) + right[1:]
         server.inject(Fault("late.py", method="GET", status=200, body=flipped, times=1))
-        with pytest.raises(SourceUnavailableError, match=r"v1 arrived damaged: late\.py; load it again"):
+        with pytest.raises(VerificationError, match=r"changed: late\.py\n.* load it again to download"):
             tpu_kernels.get_kernel(REPO, version=1)
         assert tpu_kernels.get_kernel(REPO, version=1).late() == "verified"
 
@@ -357,12 +387,10 @@ class TestVerification:
             server,
         )
         assert "are not the ones its commit lists:\n  changed: late.py\n" in printed
-        repository = cache / "kernels--tpu-kernels--sample-kernel"
-        assert f"to download it again, delete {repository}\n" in printed
-        shutil.rmtree(repository)
+        assert "they were removed, load it again to download them\n" in printed
         run_python(LOAD, server)
 
-    def test_metadata_that_was_changed_is_refused(
+    def test_metadata_that_was_changed_is_refused_and_fetched_again(
         self,
         make_source: MakeSource,
         serve: Serve,
@@ -370,12 +398,25 @@ class TestVerification:
         monkeypatch: pytest.MonkeyPatch,
         tmp_path: Path,
     ) -> None:
-        run_python(LOAD, serve(make_source()))
+        server = serve(make_source())
+        run_python(LOAD, server)
         cache = tmp_path / "home" / "hub"
         self.tamper(cached(cache) / "metadata.json")
         monkeypatch.setenv("KERNELS_CACHE", str(cache))
         with pytest.raises(VerificationError, match=r"changed: metadata\.json"):
             tpu_kernels.get_kernel(REPO, version=1)
+        run_python(LOAD, server)
+
+    def test_metadata_that_arrives_damaged_is_fetched_again(
+        self, make_source: MakeSource, serve: Serve, run_python: RunPython
+    ) -> None:
+        server = serve(make_source())
+        right = (server.root / REPO / "v1" / "build" / "torch-tpu" / "metadata.json").read_bytes()
+        flipped = right.replace(b'"version": 1', b'"version": 2')
+        server.inject(Fault("metadata.json", method="GET", status=200, body=flipped, times=1))
+        with pytest.raises(VerificationError, match=r"changed: metadata\.json\n.* load it again to download"):
+            tpu_kernels.get_kernel(REPO, version=1)
+        assert tpu_kernels.get_kernel(REPO, version=1).late() == "verified"
 
     @pytest.mark.parametrize(
         ("name", "message"),

@@ -17,6 +17,8 @@ import pytest
         "import tpu_kernels; tpu_kernels.explain('tpu-kernels/no-such-kernel', source='registry')",
         "import tpu_kernels; tpu_kernels.explain('tpu-kernels/ragged-dot', version=1)",
         "import tpu_kernels.testing",
+        "import tpu_kernels.cli",
+        "import tpu_kernels.doctor",
     ],
 )
 def test_import_is_light(statement: str) -> None:

@@ -108,3 +108,20 @@ def test_no_accepted_path_leads_out_of_a_folder(path: str) -> None:
     except ValueError:
         return
     assert stays_inside(path)
+
+
+@given(version=st.integers(1, 999_999_999), revision=st.sampled_from(["main", "v2", "0" * 40, "a/b"]))
+def test_a_reference_is_read_from_text(version: int, revision: str) -> None:
+    assert Reference.parse("acme/relu") == Reference("acme/relu")
+    assert Reference.parse(f"acme/relu@{version}") == Reference("acme/relu", version)
+    assert Reference.parse(f"acme/relu@{revision}") == Reference("acme/relu", revision=revision)
+
+
+@given(HOSTILE, HOSTILE)
+def test_text_that_is_no_reference_is_refused_as_such(repo_id: str, pin: str) -> None:
+    for text in (repo_id, f"{repo_id}@{pin}", f"acme/relu@{pin}"):
+        try:
+            reference = Reference.parse(text)
+        except InvalidReferenceError:
+            continue
+        assert stays_inside(reference.repo_id)

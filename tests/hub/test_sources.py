@@ -12,11 +12,13 @@ import tpu_kernels
 from tpu_kernels.authoring import build, build_registry
 from tpu_kernels.errors import (
     ConfigurationError,
+    InvalidMetadataError,
     KernelNotFoundError,
     SourceUnavailableError,
     VerificationError,
 )
-from tpu_kernels.hub import configuration
+from tpu_kernels.hub import bucket as hub_bucket
+from tpu_kernels.hub import configuration, layout, metadata
 
 from .conftest import REPO, MakeSource, Serve, UseRegistry
 
@@ -108,6 +110,31 @@ class TestBuckets:
         content = memory.cat_file(f"{bucket}/{VARIANT}/metadata.json")
         memory.pipe_file(f"{bucket}/{VARIANT}/metadata.json", content + b"\n")
         with pytest.raises(VerificationError, match="is not the one that the registry's index promises"):
+            tpu_kernels.get_kernel(REPO, version=1, source=bucket)
+
+    def test_a_bucket_that_cannot_be_reached_serves_what_was_loaded(
+        self, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def unreachable(*args: object, **kwargs: object) -> bytes:
+            raise ConnectionError("no route to the bucket")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(fsspec.filesystem("memory"), "cat_file", unreachable)
+            with pytest.raises(SourceUnavailableError, match="no route"):
+                tpu_kernels.get_kernel(REPO, version=1, source=bucket)
+        tpu_kernels.install_kernel(REPO, version=1, source=bucket)
+        monkeypatch.setattr(fsspec.filesystem("memory"), "cat_file", unreachable)
+        assert tpu_kernels.get_kernel(REPO, version=1, source=bucket).late() == "verified"
+        [record] = caplog.records
+        assert "no route to the bucket; the index is the one that was read last" in record.getMessage()
+
+    def test_an_index_without_end_is_refused(self, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(layout, "LARGEST_DOCUMENT", 1000)
+        monkeypatch.setattr(metadata, "LARGEST_DOCUMENT", 1000)
+        monkeypatch.setattr(hub_bucket, "LARGEST_DOCUMENT", 1000)
+        memory = fsspec.filesystem("memory")
+        memory.pipe_file(f"{bucket}/index.json", b" " * 1_000_000)
+        with pytest.raises(InvalidMetadataError, match="it is larger than 1000 bytes"):
             tpu_kernels.get_kernel(REPO, version=1, source=bucket)
 
     def test_a_bucket_without_an_index_is_named(self) -> None:

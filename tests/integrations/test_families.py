@@ -10,7 +10,6 @@ import tpu_kernels
 from tpu_kernels.bench.presets import PRESETS
 
 TOKENS = 32
-COMPOSED = {"gpt-oss"}
 
 
 def load(folder, **kwargs):
@@ -43,8 +42,7 @@ def test_logits_and_greedy_tokens_are_those_of_the_model(family, folder, device)
 
     report = tpu_kernels.enable(model)
 
-    expected_path = "composed" if family in COMPOSED else "fused"
-    assert {m.path for m in report.modules} == {expected_path}
+    assert {m.path for m in report.modules} == {"fused"}
     assert all(m.active for m in report.modules)
     with torch.no_grad():
         assert (model(prompt.to(device)).logits.cpu() - own(prompt).logits).abs().max() <= 1e-4
@@ -57,7 +55,7 @@ def test_logits_and_greedy_tokens_are_those_of_the_model(family, folder, device)
 
 @pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
 def test_training_step_and_full_graph(family, folder, device, backend):
-    """Gradients of the fused and the composed path, eagerly and in one graph."""
+    """Gradients, eagerly and in one graph."""
     torch.manual_seed(0)
     prompt = torch.randint(5, 200, (2, 9))
 

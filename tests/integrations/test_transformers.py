@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import logging
 from types import SimpleNamespace
@@ -16,6 +17,8 @@ import tpu_kernels
 from tpu_kernels.errors import IntegrationError
 from tpu_kernels.integrations.transformers import EXPERTS, GROUPED_MM, ModuleReport
 
+RAGGED_DOT = "tpu_ragged_dot"
+
 T, K, E, H, I = 7, 2, 5, 64, 64  # noqa: E741  tokens, choices, experts, hidden and intermediate size
 
 
@@ -25,7 +28,16 @@ def clamped_gate(self, gate_up):
 
 
 def make_experts(
-    *, transposed=False, bias=False, gate=True, concatenated=True, norm=False, custom=False, act="silu", dtype
+    *,
+    transposed=False,
+    bias=False,
+    gate=True,
+    concatenated=True,
+    norm=False,
+    custom=False,
+    act="silu",
+    dtype,
+    gate_function=None,
 ):
     """An experts module like those in transformers' models, decorated by transformers itself."""
 
@@ -51,8 +63,8 @@ def make_experts(
             if norm:
                 self.post_expert_norm = torch.nn.RMSNorm(H).to(dtype)
 
-        if custom or not concatenated:
-            _apply_gate = clamped_gate
+        if custom or not concatenated or gate_function:
+            _apply_gate = gate_function or clamped_gate
 
         def forward(self, hidden_states, top_k_index, top_k_weights):
             raise AssertionError("the module's own code was not to run")
@@ -91,11 +103,16 @@ FLAGS = [
 @pytest.mark.parametrize(
     "flags", FLAGS, ids=lambda f: "-".join(f"{k}={v}" for k, v in f.items() if v) or "plain"
 )
-@pytest.mark.parametrize("router", [torch.float32, torch.bfloat16], ids=["router-f32", "router-bf16"])
-def test_every_flag_combination_agrees_with_transformers(flags, router, device):
+@pytest.mark.parametrize(
+    ("name", "router"),
+    [(EXPERTS, torch.bfloat16), (RAGGED_DOT, torch.float32)],
+    ids=["fused-bf16-router", "ragged-dot-f32-router"],
+)
+def test_every_flag_combination_agrees_with_transformers(flags, name, router, device):
     torch.manual_seed(0)
     tpu_kernels.enable()
     experts = make_experts(dtype=torch.float32, **flags)
+    experts.config._experts_implementation = name
     experts._is_expert_parallel = True
     hidden = torch.randn(T, H)
     index = torch.randint(0, E + 1, (T, K))  # E is another rank's expert
@@ -144,15 +161,14 @@ def test_names_exist_before_loading_and_are_gone_after(folder, device):
     with pytest.raises(ValueError, match=EXPERTS):
         transformers.AutoModelForCausalLM.from_pretrained(folder("mixtral"), experts_implementation=EXPERTS)
     report = tpu_kernels.enable()
-    assert report.registered == (EXPERTS, GROUPED_MM)
+    assert report.registered == (EXPERTS, RAGGED_DOT, GROUPED_MM)
     assert not report.modules
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder("mixtral"), experts_implementation=EXPERTS
     )
     assert model.config._experts_implementation == EXPERTS
     tpu_kernels.disable()
-    assert EXPERTS not in ALL_EXPERTS_FUNCTIONS
-    assert GROUPED_MM not in ALL_EXPERTS_FUNCTIONS
+    assert not set(report.registered) & set(ALL_EXPERTS_FUNCTIONS)
 
 
 def test_disable_gives_a_model_its_former_experts_back(folder):
@@ -199,8 +215,7 @@ def test_fp8_experts_keep_transformers_path(caplog):
     """A name that only the common table knows passes transformers' check and fails in the first FP8 forward."""
     tpu_kernels.enable()
     table = finegrained_fp8.ALL_FP8_EXPERTS_FUNCTIONS
-    assert EXPERTS in table
-    assert GROUPED_MM in table
+    assert {EXPERTS, RAGGED_DOT, GROUPED_MM} <= set(table)
     fallback = table[EXPERTS]
     with caplog.at_level(logging.WARNING), pytest.raises(AttributeError):
         fallback(torch.nn.Identity(), torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
@@ -210,11 +225,52 @@ def test_fp8_experts_keep_transformers_path(caplog):
 def test_report_names_each_module_and_reads_well(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder("gpt-oss"))
     report = tpu_kernels.enable(model)
-    assert report.modules[0] == ModuleReport(
-        "model.layers.0.mlp.experts", "GptOssExperts", True, "composed", "its experts have biases"
-    )
-    assert "tpu-kernels/ragged-dot v1 on" in str(report)
-    assert "GptOssExperts: composed path of the kernel (its experts have biases)" in str(report)
+    assert report.modules[0] == ModuleReport("model.layers.0.mlp.experts", "GptOssExperts", True, "fused")
+    assert "tpu-kernels/moe-experts v1 on" in str(report)
+    assert "GptOssExperts: fused path of the kernel" in str(report)
+
+
+GATED = [
+    ("deepseek_v4", "DeepseekV4Experts", {"limit": 0.7}),
+    ("gpt_oss", "GptOssExperts", {"limit": 0.7, "alpha": 1.7}),
+    ("minimax_m3_vl", "MiniMaxM3VLExperts", {"swiglu_limit": 0.7, "swiglu_alpha": 1.7}),
+    ("openai_privacy_filter", "OpenAIPrivacyFilterExperts", {"limit": 0.7, "alpha": 1.7}),
+]
+
+
+@pytest.mark.parametrize(("model", "kind", "settings"), GATED, ids=[model for model, *_ in GATED])
+def test_known_gate_functions_compute_what_the_models_code_does(model, kind, settings, device):
+    """The kernel has its own form of them, chosen by the module they are defined in."""
+    torch.manual_seed(0)
+    tpu_kernels.enable()
+    modeling = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    gate = getattr(modeling, kind)._apply_gate
+    experts = make_experts(dtype=torch.float32, gate_function=gate)
+    for name, value in settings.items():
+        setattr(experts, name, value)
+    hidden, index, weights = torch.randn(T, H), torch.randint(0, E, (T, K)), torch.rand(T, K)
+    assert ALL_EXPERTS_FUNCTIONS[EXPERTS].explain(experts).name == "fused"
+    with torch.no_grad():
+        expected = moe.batched_mm_experts_forward(experts, hidden, index, weights)
+        actual = experts.to(device)(hidden.to(device), index.to(device), weights.to(device)).cpu()
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "path", "reason"),
+    [
+        ({}, "fused", ""),
+        ({"gate": False, "act": "relu2", "bias": True}, "fused", ""),
+        ({"norm": True}, "composed", "its experts end in a norm"),
+        ({"custom": True}, "composed", "it has a gate function of its own"),
+        ({"act": "quick_gelu"}, "composed", "its activation is QuickGELUActivation"),
+    ],
+)
+def test_report_tells_the_path_of_a_module_and_why(flags, path, reason):
+    tpu_kernels.enable()
+    explain = ALL_EXPERTS_FUNCTIONS[EXPERTS].explain
+    told = explain(make_experts(dtype=torch.float32, **flags))
+    assert (told.name, told.reason) == (path, reason)
 
 
 def test_only_transformers_models_can_be_switched():

@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..log import get_logger, warn_once
 from .export import Program
@@ -23,6 +23,7 @@ from .target import CompileTarget
 T = TypeVar("T")
 
 FOLDER_VARIABLE = "TPU_KERNELS_CACHE"
+KINDS: tuple[Literal["compile", "simulate"], ...] = ("compile", "simulate")
 _FORMAT = 2  # goes up when `Outcome` or what the worker puts into it changes
 # The compiler's flags are given to it by these.
 _FLAG_VARIABLES = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
@@ -80,6 +81,11 @@ def read(kind: str, key: str, parse: Callable[[str], T]) -> T | None:
     except (OSError, ValueError) as error:
         get_logger().info("%s cannot be used and will be replaced: %s", path, error)
         return None
+
+
+def kept() -> list[tuple[Literal["compile", "simulate"], Path]]:
+    """The kind and the file of everything that is kept."""
+    return [(kind, path) for kind in KINDS for path in sorted(cache_folder(kind).glob("*.json"))]
 
 
 def write(kind: str, key: str, text: str) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import BuildError
-from ..hub.layout import CARD_FILE, METADATA_FILE, VARIANT, digest
+from ..files import replace_folder
+from ..hub.layout import CARD_FILE, METADATA_FILE, VARIANT, digest, dump_json
 from ..hub.metadata import Metadata, parse_json
-from .files import replace_folder
-from .project import Config, read_package, read_project
+from .project import Config, Project, read_package, read_project
 
 OPS_FOLDER = Path(__file__).resolve().parents[1] / "ops"
 _OPS_PACKAGE = "tpu_ops"
+# What an included kernel finds in the place of its own copy of the ops: the one of the kernel that includes it.
+_SHARED_OPS = b"from ...tpu_ops import *\nfrom ...tpu_ops import tables\n"
 _COMPAT_MODULE = Path(__file__).with_name("templates") / "compat.py"
 
 
@@ -51,7 +52,7 @@ def build(source: str | Path, out: str | Path) -> BuiltKernel:
     """
     kernel = assemble(Path(source))
     _check_replaceable(Path(out))
-    replace_folder(Path(out), kernel.files)
+    replace_folder(Path(out), kernel.files, BuildError)
     return kernel
 
 
@@ -61,6 +62,9 @@ def assemble(source: Path) -> BuiltKernel:
     config = project.config
     contents = dict(project.package)
     _add(contents, source, _OPS_PACKAGE, read_package(OPS_FOLDER))
+    for name in config.tpu.include if config.tpu else ():
+        included = _included(source, name)
+        _add(contents, source, included.config.general.python_name, included.package)
     _add(contents, source, config.general.python_name, {"__init__.py": _COMPAT_MODULE.read_bytes()})
     metadata = _metadata(config, contents)
     files = {f"build/{VARIANT}/{path}": content for path, content in contents.items()}
@@ -74,16 +78,23 @@ def assemble(source: Path) -> BuiltKernel:
     )
 
 
-def dump_json(data: dict[str, Any]) -> bytes:
-    """`data` as JSON, the one way it is written here."""
-    return (json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
-
-
 def _add(contents: dict[str, bytes], source: Path, package: str, files: dict[str, bytes]) -> None:
     for path in contents:
         if path in (f"{package}.py", METADATA_FILE) or path.startswith(f"{package}/"):
             raise BuildError(f"{source}: the package holds {path}, which the build writes itself; rename it")
     contents.update({f"{package}/{path}": content for path, content in files.items()})
+
+
+def _included(source: Path, name: str) -> Project:
+    """The kernel `name` beside `source`, to be a part of it."""
+    project = read_project(source.resolve().parent / name)
+    if project.config.tpu is not None and project.config.tpu.include:
+        raise BuildError(
+            f"{source}: tpu.include: {name} includes {', '.join(project.config.tpu.include)} itself; include only "
+            "kernels that include none"
+        )
+    _add(project.package, source.parent / name, _OPS_PACKAGE, {"__init__.py": _SHARED_OPS})
+    return project
 
 
 def _metadata(config: Config, contents: dict[str, bytes]) -> bytes:
@@ -100,7 +111,7 @@ def _metadata(config: Config, contents: dict[str, bytes]) -> bytes:
         },
     }
     if config.tpu is not None:
-        data["tpu"] = config.tpu.model_dump(by_alias=True, exclude={"aliases"})
+        data["tpu"] = config.tpu.model_dump(by_alias=True, exclude={"aliases", "include"})
     # The id is the module's name and its ops' namespace: taken from all of the content, two builds that
     # differ never share one.
     content_id = hashlib.sha256(dump_json(data)).hexdigest()[:12]

@@ -55,10 +55,17 @@ class OpConfig(Op, extra="forbid"):
 
 
 class TpuConfig(Tpu, extra="forbid"):
-    """`[tpu]`: the `tpu` section of the metadata, and other repository names that lead to the kernel."""
+    """`[tpu]`: the `tpu` section of the metadata, and what only the build needs.
+
+    Attributes:
+        aliases: Other repository names that lead to the kernel.
+        include: Kernels in the folders beside this one whose packages become part of this one's, each as a
+            sub-package under its own name.
+    """
 
     ops: Mapping[Identifier, OpConfig] = Field(default_factory=dict)
     aliases: Sequence[RepoId] = ()
+    include: Sequence[KernelName] = ()
 
 
 class Config(Model):

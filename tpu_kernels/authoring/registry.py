@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BuildError
-from ..hub.layout import list_files
+from ..files import replace_folder
+from ..hub.layout import dump_json, list_files
 from ..hub.metadata import Metadata, parse_json
 from ..hub.reference import Reference
 from ..hub.sources import INDEX_FILE, RegistrySource
 from ..hub.verify import verify_files
-from .builder import BuiltKernel, assemble, dump_json
-from .files import replace_folder
+from .builder import BuiltKernel, assemble
 from .project import CONFIG_FILE
 
 
@@ -38,7 +38,7 @@ def build_registry(sources: str | Path, registry: str | Path) -> list[BuiltKerne
     if not is_new and not (registry / INDEX_FILE).is_file():
         raise BuildError(f"{registry} is no registry, and building would replace it; give a new folder")
     kernels = _build_all(Path(sources))
-    replace_folder(registry, _registry_files(kernels, registry))
+    replace_folder(registry, _registry_files(kernels, registry), BuildError)
     return kernels
 
 

@@ -43,7 +43,7 @@ class DecodeConfig:
     """
 
     model: str
-    experts: tuple[str, ...] = ("tpu_ragged_dot", STOCK)
+    experts: tuple[str, ...] = ("tpu_fused_experts", STOCK)
     batches: tuple[int, ...] = (1, 8, 64)
     prompt_length: int = 128
     new_tokens: int = 64

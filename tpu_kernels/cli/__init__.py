@@ -10,14 +10,22 @@ import typer
 from .. import __version__
 from ..errors import TpuKernelsError
 from ..log import get_logger
-from . import bench
+from . import bench, cache
 from .build import build
 from .compile import compile
+from .doctor import doctor
+from .download import download
 from .emulate import CONTEXT_SETTINGS as EMULATE_SETTINGS
 from .emulate import emulate
 from .explain import explain
+from .info import info
+from .list import list_
+from .lock import lock
+from .mirror import mirror
 from .simulate import simulate
 from .tune import tune
+from .verify import verify
+from .versions import versions
 
 app = typer.Typer(
     name="tpu-kernels",
@@ -26,13 +34,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(bench.app, name="bench")
+# In the order of the help: the first minute; find kernels, get them, look after them; make them.
+app.command()(doctor)
+app.command("list")(list_)
+app.command()(info)
+app.command()(versions)
+app.command()(explain)
+app.command()(download)
+app.command()(verify)
+app.command()(lock)
+app.command()(mirror)
+app.add_typer(cache.app, name="cache")
 app.command()(build)
 app.command()(compile)
-app.command()(explain)
 app.command()(simulate)
 app.command()(tune)
 app.command(context_settings=EMULATE_SETTINGS)(emulate)
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

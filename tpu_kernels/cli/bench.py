@@ -35,7 +35,7 @@ def decode(
     ],
     experts: Annotated[
         str, typer.Option(help="Experts implementations, comma-separated; 'stock' is the model as it loads.")
-    ] = "tpu_ragged_dot,stock",
+    ] = "tpu_fused_experts,stock",
     batch: Annotated[str, typer.Option(help="Batch sizes in sequences, comma-separated.")] = "1,8,64",
     prompt_file: Annotated[
         Path | None, typer.Option(help="UTF-8 text to cut prompts from; a built-in text unless given.")

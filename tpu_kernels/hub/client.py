@@ -7,15 +7,14 @@ cache: files are downloaded beside their place, under a lock, and moved there wh
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import functools
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import KernelNotFoundError, SourceUnavailableError
+from ..errors import KernelNotFoundError, SourceUnavailableError, VerificationError
 from ..log import get_logger
 from .cache import COMMIT
 
@@ -26,12 +25,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Not part of any build; stock `kernels` leaves them on the Hub too.
-_BYTECODE = ["*.pyc", "**/__pycache__/**"]
+BYTECODE = ["*.pyc", "**/__pycache__/**"]
 
 _BUSY = frozenset({429, 500, 502, 503, 504})
 # Seconds before each further attempt, where the Hub does not say how long to wait.
 _WAITS = (1.0, 3.0)
 _LONGEST_WAIT = 60.0
+_MOST_REFS = 10_000
 
 
 class HubClient:
@@ -40,10 +40,18 @@ class HubClient:
     Every method raises SourceUnavailableError where the Hub cannot be reached, is too busy or refuses.
     """
 
-    def __init__(self, cache: Path, endpoint: str | None = None, user_agent: str | None = None) -> None:
+    def __init__(
+        self,
+        cache: Path,
+        endpoint: str | None = None,
+        user_agent: str | None = None,
+        *,
+        local_only: bool = False,
+    ) -> None:
         self._cache = cache
         self._endpoint = endpoint
         self._user_agent = user_agent
+        self._local_only = local_only
 
     @functools.cached_property
     def _api(self) -> HfApi:
@@ -61,14 +69,16 @@ class HubClient:
     @property
     def endpoint(self) -> str:
         """The address of the Hub."""
-        return self._api.endpoint
+        from huggingface_hub import constants
+
+        return self._endpoint or constants.ENDPOINT
 
     @property
     def offline(self) -> bool:
-        """Whether the user forbade requests (`HF_HUB_OFFLINE`)."""
+        """Whether requests are forbidden, by the caller or by the user (`HF_HUB_OFFLINE`)."""
         from huggingface_hub import constants
 
-        return bool(constants.HF_HUB_OFFLINE)
+        return self._local_only or bool(constants.HF_HUB_OFFLINE)
 
     def refs(self, repo_id: str, *, patient: bool) -> dict[str, str] | None:
         """The commit of each branch and tag. `patient` waits for a busy Hub."""
@@ -81,8 +91,11 @@ class HubClient:
                 raise
             except RepositoryNotFoundError:
                 return None
+            found = [*refs.tags, *refs.branches]
+            if len(found) > _MOST_REFS:
+                raise ValueError(f"{len(found)} branches and tags, more than the {_MOST_REFS} that are read")
             # Branches last: where a tag has the name of a branch, stock takes the branch.
-            return {ref.name: _commit(ref.target_commit, repo_id) for ref in [*refs.tags, *refs.branches]}
+            return {_name(ref.name, repo_id): _commit(ref.target_commit, repo_id) for ref in found}
 
     def commit(self, repo_id: str, revision: str, *, patient: bool) -> str | None:
         """The commit of a revision that is no branch and no tag, such as the start of a commit."""
@@ -110,69 +123,38 @@ class HubClient:
                 raise
             return getattr(info, "trustedKernelPublisher", False) is True
 
-    def file(self, repo_id: str, commit: str, path: str) -> Path | None:
-        """One file of a commit, from the cache if it is there.
+    def fetch(self, repo_id: str, commit: str, patterns: Sequence[str], *, local: bool) -> None:
+        """Downloads the files of a commit that match `patterns` and that the cache lacks, and its listing.
+
+        Nothing is downloaded where `local` is set.
 
         Raises:
             KernelNotFoundError: There is no such commit.
+            VerificationError: The listing of the commit, as it is here, names a file that the commit lacks.
         """
         from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionNotFoundError
 
-        with self._failures(f"{path} of {repo_id} was not downloaded"):
+        with self._failures(f"{repo_id} was not downloaded"):
             try:
-                return Path(
-                    self._api.hf_hub_download(
-                        repo_id, path, repo_type="kernel", revision=commit, cache_dir=self._cache
-                    )
+                self._api.snapshot_download(
+                    repo_id,
+                    repo_type="kernel",
+                    revision=commit,
+                    cache_dir=self._cache,
+                    allow_patterns=list(patterns),
+                    ignore_patterns=BYTECODE,
+                    local_files_only=local,
+                    tqdm_class=_no_progress(),
                 )
-            except RemoteEntryNotFoundError:
-                return None
             except RevisionNotFoundError as error:
                 raise KernelNotFoundError(
                     f"{repo_id} has no commit {commit} (Hub: {self.endpoint})"
                 ) from error
-
-    def folder(self, repo_id: str, commit: str, path: str, *, local: bool) -> None:
-        """Downloads what the cache lacks of a folder of a commit; nothing where `local` is set."""
-        with self._failures(f"{path} of {repo_id} was not downloaded"):
-            self._api.snapshot_download(
-                repo_id,
-                repo_type="kernel",
-                revision=commit,
-                cache_dir=self._cache,
-                allow_patterns=f"{path}/*",
-                ignore_patterns=_BYTECODE,
-                local_files_only=local,
-            )
-
-    def listing(self, repo_id: str, commit: str, path: str) -> dict[str, str] | None:
-        """The id of each file in a folder of a commit, by its path in there; from the cache alone."""
-        from huggingface_hub import get_cached_repo_tree
-        from huggingface_hub.errors import CachedRepoTreeNotFoundError
-
-        try:
-            tree = get_cached_repo_tree(repo_id, repo_type="kernel", revision=commit, cache_dir=self._cache)
-        except CachedRepoTreeNotFoundError:
-            return None
-        ids = {entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id for entry in tree}
-        prefix = f"{path}/"
-        return {
-            name.removeprefix(prefix): ids[name]
-            for name in ids
-            if name.startswith(prefix) and not any(fnmatch.fnmatch(name, pattern) for pattern in _BYTECODE)
-        }
-
-    def subfolders(self, repo_id: str, commit: str, path: str) -> list[str]:
-        """The names of the folders in a folder of a commit; empty where there is no such folder."""
-        from huggingface_hub.errors import RemoteEntryNotFoundError
-        from huggingface_hub.hf_api import RepoFolder
-
-        with self._failures(f"{path} of {repo_id} was not listed"):
-            try:
-                tree = list(self._api.list_repo_tree(repo_id, path, repo_type="kernel", revision=commit))
-            except RemoteEntryNotFoundError:
-                return []
-            return sorted(entry.path.rpartition("/")[2] for entry in tree if isinstance(entry, RepoFolder))
+            except RemoteEntryNotFoundError as error:
+                raise VerificationError(
+                    f"the listing of {repo_id} at {commit} in the cache is damaged: it names a file that the Hub "
+                    f"({self.endpoint}) does not have: {_first_line(error)}; load it again to fetch the listing"
+                ) from error
 
     def _ask(self, call: Callable[[], T], patient: bool) -> T:
         """The answer of `call`, which huggingface_hub itself would try once only."""
@@ -205,6 +187,24 @@ class HubClient:
             raise SourceUnavailableError(
                 f"{what} (Hub: {self.endpoint}): the answer makes no sense: {_first_line(error)}"
             ) from error
+
+
+@functools.cache
+def _no_progress() -> type[Any]:
+    from huggingface_hub.utils.tqdm import tqdm
+
+    # A kernel is a few small files; a bar for each step of looking for it tells nothing.
+    class NoProgress(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+
+    return NoProgress
+
+
+def _name(value: object, repo_id: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no branch or tag of {repo_id}")
+    return value
 
 
 def _commit(value: object, repo_id: str) -> str:

@@ -4,7 +4,7 @@ The layout is the one of the Hub, so that builds travel between this library and
 
     <repository>/
       README.md                  the kernel card
-      build/torch-tpu/           the variant folder
+      build/torch-tpu/           the variant folder: one build; this library writes this one
         metadata.json            name, id, version, requirements, digests of every other file
         __init__.py ...          the kernel's package
 """
@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import TpuKernelsError
 
@@ -22,6 +25,12 @@ VARIANT = "torch-tpu"
 METADATA_FILE = "metadata.json"
 SIGNATURE_FILE = "metadata.json.sigstore"
 CARD_FILE = "README.md"
+LOCK_FILE = "kernels.lock"
+
+# What is larger is no kernel but a mistake or an attack; it is refused before it fills the memory.
+LARGEST_DOCUMENT = 16 * 2**20
+LARGEST_BUILD = 2**30
+MOST_FILES = 10_000
 
 _LARGE_FILE_ID_LENGTH = 64
 
@@ -33,10 +42,25 @@ def check_relative_path(path: str) -> str:
         >>> check_relative_path("tpu_ops/__init__.py")
         'tpu_ops/__init__.py'
     """
-    # A colon is refused because "C:x" is absolute on Windows, a backslash because it separates there.
-    if any(part in ("", ".", "..") for part in path.split("/")) or any(c in path for c in "\\:\0"):
+    # A colon is refused because "C:x" is absolute on Windows, a backslash because it separates there. Half of a
+    # surrogate pair is no name of a file.
+    if (
+        any(part in ("", ".", "..") for part in path.split("/"))
+        or any(c in path for c in "\\:\0")
+        or any("\ud800" <= c <= "\udfff" for c in path)
+    ):
         raise ValueError(f"{path!r} is no plain relative path (such as 'tpu_ops/__init__.py')")
     return path
+
+
+def read_document(path: Path) -> bytes:
+    """The content of a JSON document, cut off just past `LARGEST_DOCUMENT`, where parsing refuses it.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(LARGEST_DOCUMENT + 1)
 
 
 def digest(content: bytes, algorithm: str) -> str:
@@ -47,6 +71,21 @@ def digest(content: bytes, algorithm: str) -> str:
         'uU0nuZNNPgilLlLX2n2r+sSE7+N6U4DukIj3rOLvzek='
     """
     return base64.b64encode(hashlib.new(algorithm, content).digest()).decode("ascii")
+
+
+def dump_json(data: Mapping[str, Any]) -> bytes:
+    """`data` as JSON, the one way it is written here."""
+    return (json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def listing_digest(listing: Mapping[str, str]) -> str:
+    """One SHA-256 (hex) for a folder, from the SHA-256 (hex) of each of its files.
+
+    Example:
+        >>> listing_digest({"__init__.py": "0" * 64})[:12]
+        '3e6fdb221155'
+    """
+    return hashlib.sha256(dump_json(listing)).hexdigest()
 
 
 def git_id(content: bytes, like: str) -> str:
@@ -67,10 +106,12 @@ def list_files(
     """Every regular file below `folder` by its relative POSIX path, in sorted order.
 
     Raises `error` for a symbolic link or a special file, whatever it points to; where `links_into` is a
-    folder, a link to a regular file in there is taken for the file. `__pycache__` folders are left out:
-    Python and pip write them beside installed files, and this library never runs anything from them.
+    folder, a link to a regular file in there is taken for the file. Also for more or larger files than a
+    kernel has. `__pycache__` folders are left out: Python and pip write them beside installed files, and
+    this library never runs anything from them.
     """
     files: dict[str, Path] = {}
+    size = 0
     pending = [folder]
     while pending:
         current = pending.pop()
@@ -84,9 +125,26 @@ def list_files(
                         pending.append(path)
                 elif entry.is_file():
                     files[path.relative_to(folder).as_posix()] = path
+                    size += entry.stat().st_size
+                    if excess := excessive(len(files), size):
+                        raise error(f"{folder} holds {excess}")
                 else:
                     raise error(f"{path} is no regular file; a kernel holds regular files only")
     return dict(sorted(files.items()))
+
+
+def excessive(files: int, size: int) -> str | None:
+    """What of so many files of so many bytes in all is more than a kernel may have, None if it may.
+
+    Example:
+        >>> excessive(2, 2**40)
+        '1099511627776 bytes, more than the 1073741824 that a kernel may have'
+    """
+    if files > MOST_FILES:
+        return f"{files} files, more than the {MOST_FILES} that a kernel may have"
+    if size > LARGEST_BUILD:
+        return f"{size} bytes, more than the {LARGEST_BUILD} that a kernel may have"
+    return None
 
 
 def _leads_into(link: Path, folder: Path | None) -> bool:

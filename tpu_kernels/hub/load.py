@@ -8,6 +8,7 @@ and costs nothing to ask for again.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import io
@@ -15,6 +16,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -24,16 +26,26 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from ..errors import IncompatibleKernelError
+from .explanation import ResolvedBuild
 from .metadata import Metadata
-from .resolve import ResolvedBuild
+from .registrations import watched
 from .verify import VerifiedBuild, verify
+
+
+@dataclass(frozen=True)
+class RepoInfo:
+    """Where a kernel comes from: its repository, and the commit or version branch there."""
+
+    repo_id: str
+    revision: str
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedKernel:
     """A kernel that is loaded in this process. `repo_id` is None for one that was named by its folder.
 
-    `path` is its variant folder on this machine, `address` where that came from.
+    `path` is its variant folder on this machine, `address` where that came from. `metadata`, `module` and
+    `repo_info` are there in stock `kernels` too.
     """
 
     repo_id: str | None
@@ -43,6 +55,7 @@ class LoadedKernel:
     metadata: Metadata
     module: ModuleType
     address: str
+    repo_info: RepoInfo | None = None
 
 
 _loaded: dict[str, LoadedKernel] = {}
@@ -50,27 +63,34 @@ _locks: dict[str, threading.RLock] = {}
 
 
 def load(build: ResolvedBuild) -> LoadedKernel:
-    """Verifies and imports `build`, or returns it as it is if it is loaded already.
+    """Verifies and imports `build` and what it depends on, or returns it as it is if it is loaded already.
+
+    All of them are verified before any of them is imported.
 
     Raises:
         VerificationError: A file is not the one its digest promises; nothing was run.
-        IncompatibleKernelError: Its module id is taken by something else.
-        SourceUnavailableError: Its files are not here and cannot be fetched.
+        IncompatibleKernelError: A module id or the name of an op is taken by something else.
+        SourceUnavailableError: Files are not here and cannot be fetched.
     """
-    kernel_id = build.metadata.id
-    # One lock a build: kernels load side by side, and the same kernel loads once.
-    with _locks.setdefault(kernel_id, threading.RLock()):
-        loaded = _loaded.get(kernel_id)
-        if loaded is None:
-            _check_free(kernel_id)
-            loaded = _loaded[kernel_id] = _import(verify(build))
-        elif not _same_build(loaded, build):
-            raise IncompatibleKernelError(
-                f"the kernel in {build.address} has the id {kernel_id!r} of another loaded kernel, the one in "
-                f"{loaded.address}; no two builds may share an id, "
-                "build it again with: tpu-kernels build SOURCE --out DIR"
-            )
-        return loaded
+    tree = build.tree()
+    with contextlib.ExitStack() as stack:
+        # One lock a build: kernels load side by side, and the same kernel loads once. All threads take them in
+        # the same order, so that none waits for another that waits for it.
+        for kernel_id in sorted({part.metadata.id for part in tree}):
+            stack.enter_context(_locks.setdefault(kernel_id, threading.RLock()))
+        pending: dict[str, VerifiedBuild] = {}
+        for part in tree:
+            kernel_id = part.metadata.id
+            if kernel_id in _loaded:
+                _check_same(part, _loaded[kernel_id])
+            elif kernel_id in pending:
+                _check_same(part, pending[kernel_id].resolved)
+            else:
+                _check_free(kernel_id)
+                pending[kernel_id] = verify(part)
+        for kernel_id, verified in pending.items():
+            _loaded[kernel_id] = _import(verified)
+        return _loaded[build.metadata.id]
 
 
 def loaded_kernels() -> list[LoadedKernel]:
@@ -84,10 +104,15 @@ def find_loaded(module: ModuleType) -> LoadedKernel | None:
     return loaded if loaded is not None and loaded.module is module else None
 
 
-def _same_build(loaded: LoadedKernel, build: ResolvedBuild) -> bool:
+def _check_same(build: ResolvedBuild, other: LoadedKernel | ResolvedBuild) -> None:
     # Equal metadata with digests means equal files; without digests only the place tells builds apart.
-    same_files = build.metadata.digest is not None or loaded.address == build.address
-    return same_files and loaded.metadata == build.metadata
+    same_files = build.metadata.digest is not None or build.address == other.address
+    if not same_files or build.metadata != other.metadata:
+        raise IncompatibleKernelError(
+            f"the kernel in {build.address} has the id {build.metadata.id!r} of another kernel, the one in "
+            f"{other.address}; no two builds may share an id, "
+            "build it again with: tpu-kernels build SOURCE --out DIR"
+        )
 
 
 def _check_free(kernel_id: str) -> None:
@@ -102,8 +127,10 @@ def _import(build: VerifiedBuild) -> LoadedKernel:
     resolved = build.resolved
     metadata = resolved.metadata
     _finder.add(build)
+    modules = {repo_id: _loaded[part.metadata.id].module for repo_id, part in resolved.dependencies.items()}
     try:
-        module = importlib.import_module(metadata.id)
+        with _dependencies(modules), watched(metadata.id):
+            module = importlib.import_module(metadata.id)
     except BaseException as error:
         # The import system drops the module that failed, but not the submodules that had succeeded.
         _finder.remove(build)
@@ -114,9 +141,27 @@ def _import(build: VerifiedBuild) -> LoadedKernel:
             f"while importing kernel {metadata.name!r}, version {metadata.version}, from {build.path}"
         )
         raise
+    info = RepoInfo(resolved.repo_id, resolved.revision) if resolved.repo_id is not None else None
     return LoadedKernel(
-        resolved.repo_id, metadata.version, metadata.id, build.path, metadata, module, resolved.address
+        resolved.repo_id,
+        metadata.version,
+        metadata.id,
+        build.path,
+        metadata,
+        module,
+        resolved.address,
+        info,
     )
+
+
+def _dependencies(modules: dict[str, ModuleType]) -> AbstractContextManager[None]:
+    """Lets a kernel reach those it depends on, by `kernels.get_kernel_dep`, while it is imported."""
+    if not modules and "kernels" not in sys.modules:
+        return contextlib.nullcontext()
+    from kernels.deps import use_kernel_deps
+
+    manager: AbstractContextManager[None] = use_kernel_deps(modules)
+    return manager
 
 
 class _VerifiedLoader(SourceFileLoader):

@@ -15,8 +15,8 @@ from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import InvalidMetadataError
-from .layout import check_relative_path
-from .reference import check_repo_id
+from .layout import LARGEST_DOCUMENT, check_relative_path
+from .reference import Reference, check_repo_id
 
 
 def _check_identifier(value: str) -> str:
@@ -41,6 +41,7 @@ RelativePath = Annotated[str, AfterValidator(check_relative_path)]
 RepoId = Annotated[str, AfterValidator(check_repo_id)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 VersionKey = Annotated[str, Field(pattern=r"^[1-9][0-9]*$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 KernelName = Annotated[str, Field(pattern=r"^[a-z][-a-z0-9]*[a-z0-9]$")]
 
 
@@ -48,7 +49,11 @@ class Model(BaseModel):
     """Base of what is read from JSON and TOML: kebab-case keys, no coercion, immutable."""
 
     model_config = ConfigDict(
-        alias_generator=lambda name: name.replace("_", "-"), extra="ignore", frozen=True, strict=True
+        alias_generator=lambda name: name.replace("_", "-"),
+        extra="ignore",
+        frozen=True,
+        strict=True,
+        defer_build=True,
     )
 
 
@@ -87,9 +92,22 @@ class Digest(Model):
 
 
 class KernelDependency(Model):
-    """Another kernel that a kernel loads."""
+    """Another kernel, in one version or at one revision."""
 
-    repo_id: NonEmpty
+    repo_id: RepoId
+    version: int | None = None
+    revision: str | None = None
+
+    @model_validator(mode="after")
+    def _is_pinned(self) -> KernelDependency:
+        if not self.reference.pinned:
+            raise ValueError(f"{self.repo_id} has neither a 'version' nor a 'revision'")
+        return self
+
+    @property
+    def reference(self) -> Reference:
+        """The kernel as it is asked for."""
+        return Reference(self.repo_id, self.version, self.revision)
 
 
 class Metadata(Model):
@@ -100,17 +118,25 @@ class Metadata(Model):
     version: Annotated[int, Field(ge=0)]
     license: NonEmpty
     python_depends: Sequence[str]
-    kernel_depends: Sequence[KernelDependency] | None = None
+    kernel_depends: Sequence[KernelDependency] = ()
+    kernels_minver: str | None = None
+    upstream: str | None = None
+    source: str | None = None
     backend: Backend
     digest: Digest | None = None
     tpu: Tpu | None = None
 
 
 class IndexEntry(Model):
-    """One released version in a registry: its folder and the SHA-256 (hex) of its `metadata.json`."""
+    """One released version in a registry: its folder and the SHA-256 (hex) of its `metadata.json`.
+
+    A mirror also lists the SHA-256 of each file of the variant folder: the `metadata.json` of a build that
+    comes from elsewhere need not list digests.
+    """
 
     path: RelativePath
-    metadata_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    metadata_sha256: Sha256
+    files: Mapping[RelativePath, Sha256] | None = None
 
 
 class Index(Model):
@@ -127,6 +153,8 @@ class Index(Model):
         return self
 
 
+_MOST_PROBLEMS = 20
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -134,12 +162,16 @@ def parse_json(model: type[ModelT], content: bytes, origin: str) -> ModelT:
     """Reads `content` as a `model`; `origin`, the file it comes from, leads every message.
 
     Raises:
-        InvalidMetadataError: `content` is no JSON or breaks the model, with file, field and value.
+        InvalidMetadataError: `content` is too large, no JSON or breaks the model, with file, field and value.
 
     Example:
         >>> parse_json(Backend, b'{"type": "tpu"}', "metadata.json").type
         'tpu'
     """
+    if len(content) > LARGEST_DOCUMENT:
+        raise InvalidMetadataError(
+            f"{origin}: it is larger than {LARGEST_DOCUMENT} bytes, which no kernel needs"
+        )
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
@@ -156,11 +188,14 @@ def parse_object(model: type[ModelT], data: dict[str, Any], origin: str) -> Mode
 
 def _describe(error: ValidationError, origin: str) -> str:
     lines = []
-    for problem in error.errors(include_url=False):
+    problems = error.errors(include_url=False)
+    for problem in problems[:_MOST_PROBLEMS]:
         # "[key]" is pydantic's mark for "the key itself is wrong".
         field = ".".join(str(part) for part in problem["loc"] if part != "[key]")
         message = str(problem.get("ctx", {}).get("error", problem["msg"]))
         if problem["type"] not in ("missing", "value_error", "json_invalid"):
-            message += f", got {problem['input']!r}"
+            message += f", got {problem['input']!r:.200}"
         lines.append(f"{origin}: {field + ': ' if field else ''}{message}")
+    if more := len(problems) - len(lines):
+        lines.append(f"{origin}: and {more} more")
     return "\n".join(lines)

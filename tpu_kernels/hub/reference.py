@@ -10,6 +10,7 @@ from ..errors import InvalidReferenceError
 # The Hub's own rules for repository names; none of them lets a name leave the folder it is joined to.
 _REPO_ID = re.compile(r"[A-Za-z0-9_]+(?:[-.][A-Za-z0-9_]+)*/[A-Za-z0-9_]+(?:[-.][A-Za-z0-9_]+)*")
 _REPO_ID_LENGTH = 96
+_VERSION = re.compile(r"[0-9]{1,9}")
 _REVISION = re.compile(r"[A-Za-z0-9_]+(?:(?:-+|[.+/])[A-Za-z0-9_]+)*")
 
 
@@ -69,6 +70,22 @@ class Reference:
             _check_version(self.repo_id, self.version)
         if self.revision is not None:
             _check_revision(self.repo_id, self.revision)
+
+    @classmethod
+    def parse(cls, text: str) -> Reference:
+        """Reads `org/name`, `org/name@3` (a version) or `org/name@main` (a revision).
+
+        Raises:
+            InvalidReferenceError: `text` is none of these.
+
+        Example:
+            >>> Reference.parse("tpu-kernels/ragged-dot@1")
+            Reference(repo_id='tpu-kernels/ragged-dot', version=1, revision=None)
+        """
+        repo_id, separator, pin = text.partition("@")
+        if not separator:
+            return cls(repo_id)
+        return cls(repo_id, version=int(pin)) if _VERSION.fullmatch(pin) else cls(repo_id, revision=pin)
 
     @property
     def pinned(self) -> bool:

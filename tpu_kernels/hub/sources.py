@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from ..errors import KernelNotFoundError, VerificationError
-from .layout import METADATA_FILE, VARIANT
-from .metadata import Index, Metadata, parse_json
+from .layout import CARD_FILE, METADATA_FILE, VARIANT, read_document
+from .metadata import Index, IndexEntry, Metadata, parse_json
 from .reference import Reference
 
 INDEX_FILE = "index.json"
@@ -29,8 +29,9 @@ class Candidate:
     """A build that a source offers for a reference. Nothing of it has been read yet.
 
     `version` is None where only the build itself says which version it is. `location` is the source's own
-    name for the place: a folder, a commit; `address` is that of the variant folder, for readers. `reason`
-    says why the source offers the build, where there is more to say than the reference does.
+    name for the place: a folder, a branch; `address` is that of the variant folder, for readers. `reason`
+    says why the source offers the build, where there is more to say than the reference does. `commit` is the
+    one it comes from, where it comes from the Hub.
     """
 
     repo_id: str
@@ -38,6 +39,12 @@ class Candidate:
     location: str
     address: str
     reason: str = ""
+    variant: str = VARIANT
+    commit: str | None = None
+
+    def of_variant(self, name: str) -> Self:
+        """Another build of the same version."""
+        return replace(self, variant=name, address=f"{self.address.rpartition('/')[0]}/{name}")
 
     def __str__(self) -> str:
         return f"{self.repo_id} v{self.version}" if self.version is not None else self.repo_id
@@ -48,8 +55,9 @@ class Files:
     """The files of a build on this machine, and what they have to agree with before they may run.
 
     `digests_required` says whether a build whose metadata lists no digests is refused. `git_ids` are the
-    names that the files have in the commit they come from. Where `links_into` is a folder, a file may be a
-    link to a regular file in it. `remedy` is what to do when the files are not the right ones.
+    names that the files have in the commit they come from, or their SHA-256 (hex) by the index; `locked` is
+    the SHA-256 of each file, in base64, that the lock `locked_by` promises. Where `links_into` is a folder, a
+    file may be a link to a regular file in it. `remedy` is what to do when the files are not the right ones.
     """
 
     path: Path
@@ -57,6 +65,8 @@ class Files:
     git_ids: Mapping[str, str] | None = None
     links_into: Path | None = None
     remedy: str = "install or build it again"
+    locked: Mapping[str, str] | None = None
+    locked_by: str = ""
 
 
 class Source(Protocol):
@@ -65,6 +75,10 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """What messages and traces call it."""
+
+    @property
+    def binding(self) -> bool:
+        """Whether a kernel that it has comes from it or not at all, as the user said which build to take."""
 
     def repo_ids(self) -> list[str]:
         """The kernels it can list, for suggestions; empty where it cannot list any."""
@@ -80,15 +94,30 @@ class Source(Protocol):
             SourceUnavailableError: It cannot be asked.
         """
 
+    def variants(self, candidate: Candidate) -> Sequence[str] | None:
+        """The names of the builds of a candidate's version; None where the candidate is the only one.
+
+        Raises:
+            SourceUnavailableError: It cannot be asked.
+        """
+
     def read_metadata(self, candidate: Candidate) -> bytes:
         """The `metadata.json` of a build, as the source vouches for it. No other file is touched."""
 
     def files(self, candidate: Candidate, metadata: Metadata) -> Files:
         """The variant folder of a build, on this machine; what is not here yet is downloaded."""
 
+    def read_card(self, candidate: Candidate) -> bytes | None:
+        """The kernel card (`README.md`), None where there is none. No digest vouches for it."""
+
+    def local_path(self, candidate: Candidate) -> Path | None:
+        """The variant folder of a build if it is on this machine. Nothing in it is verified."""
+
 
 class IndexedSource:
     """A source that knows its builds from an index, which promises the `metadata.json` of each."""
+
+    binding = False
 
     @functools.cached_property
     def index(self) -> Index:
@@ -118,6 +147,9 @@ class IndexedSource:
             for path in [entries[str(version)].path]
         ]
 
+    def variants(self, candidate: Candidate) -> None:
+        return None
+
     def address(self, location: str) -> str:
         """Where the variant folder of a location is, for readers."""
         raise NotImplementedError
@@ -135,7 +167,11 @@ class IndexedSource:
 
     def promised(self, candidate: Candidate) -> str:
         """The SHA-256 (hex) of a build's `metadata.json` by the index."""
-        return self.index.kernels[candidate.repo_id][str(candidate.version)].metadata_sha256
+        return self.entry(candidate).metadata_sha256
+
+    def entry(self, candidate: Candidate) -> IndexEntry:
+        """What the index says about a build."""
+        return self.index.kernels[candidate.repo_id][str(candidate.version)]
 
     def _canonical(self, repo_id: str) -> str:
         return self.index.aliases.get(repo_id, repo_id)
@@ -155,7 +191,7 @@ class RegistrySource(IndexedSource):
     def index(self) -> Index:
         path = self.root / INDEX_FILE
         try:
-            content = path.read_bytes()
+            content = read_document(path)
         except OSError as error:
             raise KernelNotFoundError(
                 f"the kernel registry cannot be read: {error}; {self._remedy}, "
@@ -170,7 +206,14 @@ class RegistrySource(IndexedSource):
         return self.check_metadata(candidate, read_metadata_file(self.fetch(candidate)), self._remedy)
 
     def files(self, candidate: Candidate, metadata: Metadata) -> Files:
-        return Files(self.fetch(candidate))
+        listed = self.entry(candidate).files
+        return Files(self.fetch(candidate), digests_required=listed is None, git_ids=listed)
+
+    def read_card(self, candidate: Candidate) -> bytes | None:
+        return _read_card(self.fetch(candidate).parents[1])
+
+    def local_path(self, candidate: Candidate) -> Path | None:
+        return _if_folder(self.fetch(candidate))
 
     def fetch(self, candidate: Candidate) -> Path:
         """The variant folder of a build.
@@ -198,6 +241,7 @@ class LocalSource:
 
     folders: tuple[tuple[str, Path], ...]
     name: str = "local"
+    binding: bool = True
 
     def repo_ids(self) -> list[str]:
         return [repo_id for repo_id, _ in self.folders]
@@ -207,16 +251,25 @@ class LocalSource:
 
     def find(self, reference: Reference) -> list[Candidate]:
         return [
-            Candidate(repo_id, None, str(folder), str(local_variant(folder)), "LOCAL_KERNELS names it")
+            Candidate(repo_id, None, str(folder), str(local_builds(folder)[0]), "LOCAL_KERNELS names it")
             for repo_id, folder in self.folders
             if repo_id == reference.repo_id
         ]
+
+    def variants(self, candidate: Candidate) -> list[str] | None:
+        return local_variants(Path(candidate.location))
 
     def read_metadata(self, candidate: Candidate) -> bytes:
         return read_metadata_file(Path(candidate.address))
 
     def files(self, candidate: Candidate, metadata: Metadata) -> Files:
         return Files(Path(candidate.address), digests_required=False)
+
+    def read_card(self, candidate: Candidate) -> bytes | None:
+        return _read_card(Path(candidate.location))
+
+    def local_path(self, candidate: Candidate) -> Path | None:
+        return _if_folder(Path(candidate.address))
 
 
 def version_of_branch(name: str) -> int | None:
@@ -247,21 +300,39 @@ def read_metadata_file(variant: Path) -> bytes:
     if path.is_symlink():
         raise VerificationError(f"{path} is a symbolic link; a kernel holds regular files only")
     try:
-        return path.read_bytes()
+        return read_document(path)
     except OSError as error:
         raise VerificationError(f"{path} cannot be read: {error}") from error
 
 
-def local_variant(path: Path) -> Path:
-    """The variant folder at `path`: a kernel repository, its `build` folder, or the variant folder itself.
+def _if_folder(path: Path) -> Path | None:
+    return path if path.is_dir() else None
+
+
+def _read_card(repository: Path) -> bytes | None:
+    try:
+        return (repository / CARD_FILE).read_bytes()
+    except OSError:
+        return None
+
+
+def local_builds(path: Path) -> list[Path]:
+    """The variant folders of a kernel repository or its `build` folder; `path` alone if it is one itself.
 
     Raises:
-        KernelNotFoundError: There is none.
+        KernelNotFoundError: There are none.
     """
-    for folder in (path / "build" / VARIANT, path / VARIANT, path):
-        if (folder / METADATA_FILE).is_file():
-            return folder.resolve()
+    if (path / METADATA_FILE).is_file():
+        return [path.resolve()]
+    for folder in (path / "build", path):
+        if builds := sorted(file.parent.resolve() for file in folder.glob(f"*/{METADATA_FILE}")):
+            return builds
     raise KernelNotFoundError(
         f"{path} holds no built kernel: there is no build/{VARIANT}/{METADATA_FILE} in it; "
         "build one with: tpu-kernels build SOURCE --out DIR"
     )
+
+
+def local_variants(path: Path) -> list[str] | None:
+    """The names of the builds at `path`, None if it is the folder of one, which may have any name."""
+    return None if (path / METADATA_FILE).is_file() else [build.name for build in local_builds(path)]

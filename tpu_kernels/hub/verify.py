@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import VerificationError
+from .cache import COMMIT
+from .explanation import ResolvedBuild
 from .layout import METADATA_FILE, SIGNATURE_FILE, digest, git_id, list_files
 from .metadata import Metadata
-from .resolve import ResolvedBuild
+from .signatures import accepted_signers, check_signature
 from .sources import Files
 
 _UNDIGESTED = (METADATA_FILE, SIGNATURE_FILE)
@@ -35,7 +37,10 @@ def verify(build: ResolvedBuild) -> VerifiedBuild:
         SourceUnavailableError: The files are not here and cannot be fetched.
     """
     files = build.fetch()
-    contents = _read_verified(files, build.metadata)
+    contents = read_verified(files, build.metadata)
+    # What comes from a registry is vouched for by whoever made it; signatures are for what the Hub serves.
+    if COMMIT.fullmatch(build.revision) and (signers := accepted_signers()):
+        check_signature(files.path, signers)
     if "__init__.py" not in contents:
         raise VerificationError(f"{files.path} has no __init__.py; it is no complete kernel build")
     return VerifiedBuild(build, files.path, contents)
@@ -47,14 +52,17 @@ def verify_files(folder: Path, metadata: Metadata, *, digests_required: bool = T
     Raises:
         VerificationError: They differ, or there are no digests and they are required.
     """
-    return _read_verified(Files(folder, digests_required), metadata)
+    return read_verified(Files(folder, digests_required), metadata)
 
 
-def _read_verified(files: Files, metadata: Metadata) -> dict[str, bytes]:
+def read_verified(files: Files, metadata: Metadata) -> dict[str, bytes]:
     contents = _read(files)
     if files.git_ids is not None:
         _compare(files, contents, files.git_ids, "commit", git_id)
     digested = {path: content for path, content in contents.items() if path not in _UNDIGESTED}
+    if files.locked is not None:
+        lister = f"lock {files.locked_by}"
+        _compare(files, digested, files.locked, lister, lambda content, _: digest(content, "sha256"))
     if metadata.digest is not None:
         algorithm = metadata.digest.algorithm
         _compare(files, digested, metadata.digest.files, METADATA_FILE, lambda c, _: digest(c, algorithm))
@@ -89,5 +97,6 @@ def _compare(
         raise VerificationError(
             f"the files in {files.path} are not the ones its {lister} lists:\n  "
             + "\n  ".join(violations)
-            + f"\nnothing of the kernel was run; {files.remedy}"
+            + f"\nnothing of the kernel was run; {files.remedy}",
+            violations,
         )

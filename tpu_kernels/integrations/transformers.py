@@ -22,11 +22,11 @@ from ..log import get_logger, warn_once
 if TYPE_CHECKING:
     import torch
 
-# What `enable` loads: the versions that this release was tested with.
-EXPERTS_KERNEL = ("tpu-kernels/ragged-dot", 1)
+# What `enable` loads: the versions that this release was tested with. It switches models to the first one's.
+EXPERTS_KERNELS = (("tpu-kernels/moe-experts", 1), ("tpu-kernels/ragged-dot", 1))
 EXPERTS_POINT = "transformers.experts"
 PREFIX = "tpu_"
-EXPERTS = f"{PREFIX}ragged_dot"
+EXPERTS = f"{PREFIX}fused_experts"
 # transformers replaces its own "grouped_mm" by "batched_mm" while decoding; under another name it is left alone.
 GROUPED_MM = f"{PREFIX}grouped_mm"
 SUPPORTED = ("5.22.2", "5.25")
@@ -57,7 +57,7 @@ class Report:
 
     Attributes:
       registered: names that transformers now knows as ``experts_implementation``.
-      kernel: the kernel behind them, e.g. "tpu-kernels/ragged-dot v1".
+      kernel: the kernel that models are switched to, e.g. "tpu-kernels/moe-experts v1".
       device: what the kernels run on here.
       modules: each experts module of the model; empty where no model was given.
       note: what the model as a whole is told; empty where there is nothing to tell.
@@ -83,7 +83,7 @@ class Report:
 def enable(model: torch.nn.Module | None = None, *, experts: bool = True) -> Report:
     """Registers this library's kernels with transformers and, given a model, switches it to them.
 
-    Call it before loading models, then ``from_pretrained(..., experts_implementation="tpu_ragged_dot")`` uses
+    Call it before loading models, then ``from_pretrained(..., experts_implementation="tpu_fused_experts")`` uses
     the kernel; or after, with the model. `disable` undoes both.
 
     Args:
@@ -98,7 +98,7 @@ def enable(model: torch.nn.Module | None = None, *, experts: bool = True) -> Rep
     Example:
       >>> import tpu_kernels
       >>> print(tpu_kernels.enable())  # doctest: +ELLIPSIS
-      tpu-kernels/ragged-dot v1 on ...; experts implementations: tpu_ragged_dot, tpu_grouped_mm
+      tpu-kernels/moe-experts v1 on ...; experts implementations: tpu_fused_experts, tpu_ragged_dot, tpu_grouped_mm
     """
     if model is not None and not hasattr(model, "set_experts_implementation"):
         raise IntegrationError(
@@ -109,7 +109,7 @@ def enable(model: torch.nn.Module | None = None, *, experts: bool = True) -> Rep
     if not experts:
         return Report((), "no kernel", _device())
     registered = _register_experts()
-    repo_id, version = EXPERTS_KERNEL
+    repo_id, version = EXPERTS_KERNELS[0]
     report = Report(registered, f"{repo_id} v{version}", _device())
     return report if model is None else _switch(model, report)
 
@@ -118,7 +118,7 @@ def disable(model: torch.nn.Module | None = None) -> None:
     """Undoes `enable`: gives `model`, or every model it switched, its former implementation back.
 
     Without a model the names are taken out of transformers' tables too. A model that was itself loaded with
-    ``experts_implementation="tpu_ragged_dot"`` has no former one: it goes to transformers' default.
+    ``experts_implementation="tpu_fused_experts"`` has no former one: it goes to transformers' default.
 
     Example:
       >>> import tpu_kernels
@@ -131,7 +131,7 @@ def disable(model: torch.nn.Module | None = None) -> None:
             switched.set_experts_implementation(former)
     if model is None and _registered:
         moe, fp8 = _tables()
-        for name in (EXPERTS, GROUPED_MM):
+        for name in _registered:
             for table in (moe.ExpertsInterface, fp8.FP8ExpertsInterface):
                 table._global_mapping.pop(name, None)
         _registered.clear()
@@ -145,14 +145,13 @@ _former: weakref.WeakKeyDictionary[Any, dict[str, str | None]] = weakref.WeakKey
 def _register_experts() -> tuple[str, ...]:
     if not _registered:
         moe, fp8 = _tables()
-        function = _experts_function()
-        moe.ExpertsInterface.register(EXPERTS, function)
-        moe.ExpertsInterface.register(GROUPED_MM, moe.grouped_mm_experts_forward)
-        # FP8 models look names up in a table of their own. Without an entry there a name passes transformers'
-        # check and fails in the first forward.
-        for name in (EXPERTS, GROUPED_MM):
+        functions = {**_experts_functions(), GROUPED_MM: moe.grouped_mm_experts_forward}
+        for name, function in functions.items():
+            moe.ExpertsInterface.register(name, function)
+            # FP8 models look names up in a table of their own. Without an entry there a name passes transformers'
+            # check and fails in the first forward.
             fp8.FP8ExpertsInterface.register(name, _fp8_experts(name, fp8.fp8_grouped_mm_experts_forward))
-        _registered.extend((EXPERTS, GROUPED_MM))
+        _registered.extend(functions)
     return tuple(_registered)
 
 
@@ -180,25 +179,26 @@ def _tables() -> tuple[ModuleType, ModuleType]:
 
 
 @functools.cache
-def _experts_function() -> Callable[..., Any]:
+def _experts_functions() -> dict[str, Callable[..., Any]]:
+    """The experts functions of the kernels, by the names they are registered under."""
     from ..device import keep_jax_off_tpu
     from ..hub import find_loaded, get_kernel
 
     keep_jax_off_tpu()
-    repo_id, version = EXPERTS_KERNEL
-    module = get_kernel(repo_id, version=version)
-    record = find_loaded(module)
-    assert record is not None
-    assert record.metadata.tpu is not None
-    provided = record.metadata.tpu.provides.get(EXPERTS_POINT, {})
-    attribute = provided.get(EXPERTS.removeprefix(PREFIX))
-    if attribute is None:
+    functions = {}
+    for repo_id, version in EXPERTS_KERNELS:
+        module = get_kernel(repo_id, version=version)
+        record = find_loaded(module)
+        assert record is not None
+        assert record.metadata.tpu is not None
+        provided = record.metadata.tpu.provides.get(EXPERTS_POINT, {})
+        functions.update({PREFIX + name: getattr(module, attribute) for name, attribute in provided.items()})
+    if EXPERTS not in functions:
         raise IntegrationError(
-            f"{repo_id} v{version} provides no experts function {EXPERTS.removeprefix(PREFIX)!r}; it provides "
-            f"{sorted(provided) or 'none'}"
+            f"no kernel of {', '.join(repo_id for repo_id, _ in EXPERTS_KERNELS)} provides {EXPERTS!r}; they "
+            f"provide {', '.join(functions) or 'none'}"
         )
-    function: Callable[..., Any] = getattr(module, attribute)
-    return function
+    return functions
 
 
 def _fp8_experts(name: str, fallback: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,7 +229,7 @@ def _switch(model: Any, report: Report) -> Report:
 
 def _modules(model: Any) -> Iterator[ModuleReport]:
     """The experts modules of `model`: those transformers dispatches, and those that look like experts."""
-    explain = getattr(_experts_function(), "explain", None)
+    explain = getattr(_experts_functions()[EXPERTS], "explain", None)
     for name, module in model.named_modules():
         kind = type(module).__name__
         if is_dispatched(module):

@@ -35,15 +35,15 @@ def add_gradient(
     backward_overload = implement(library, backward_definition, paths)
 
     def save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+        # torch leaves out optional tensors at the end that were not given.
+        ctx.save_for_backward(*inputs, *[None] * (len(tensors) - len(inputs)))
         ctx.static = keyword_only_inputs
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        # Tensors that the caller left to their default are not counted there.
-        needs = dict(enumerate(ctx.needs_input_grad))
-        needed = [needs.get(places[name], False) for name in differentiable]
+        wanted = ctx.needs_input_grad
+        needed = [places[name] < len(wanted) and wanted[places[name]] for name in differentiable]
         found = iter(backward_overload(*ctx.saved_tensors, list(grads), needed=needed, **ctx.static))
-        result: list[Any] = [None] * len(needs)
+        result: list[Any] = [None] * len(wanted)
         for name, need in zip(differentiable, needed, strict=True):
             if need:
                 result[places[name]] = next(found)

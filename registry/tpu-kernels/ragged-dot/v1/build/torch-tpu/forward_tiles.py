@@ -30,6 +30,7 @@ from .tiles import (
     heights,
     overlapped,
     powers_of_two,
+    ranked,
     read_config,
     round_up,
     row_tile,
@@ -95,7 +96,8 @@ class Product:
         fitting = [config for config in configs if self.vmem_bytes(config) <= budget]
         if not fitting:
             return [min(configs, key=self.vmem_bytes)]
-        return sorted(fitting, key=functools.partial(self._seconds, chip=CHIPS[tpu]))
+        seconds = functools.partial(self._seconds, chip=CHIPS[tpu])
+        return ranked(fitting, seconds, lambda c: (c.columns, c.depth, c.by_group, c.resident))
 
     def fitting(self, values: Mapping[str, Any], tpu: str) -> Config | None:
         """The config with these values; None if the kernel cannot solve this product with it."""
@@ -243,15 +245,11 @@ class Product:
                 active * self._tile * self.k * self._size
             )  # row tiles that two groups share are read twice
         moving = (moved + self._program_size(config) * PROGRAM_BYTES) / chip.bandwidth
-        # Groups differ in rows, so what runs ahead must bridge some; and the last piece is multiplied when all has
-        # come.
+        # Groups differ in rows, so what runs ahead must bridge some; two slots stall (simulated, TPU7x: by 15 to 30 %);
+        # and the last piece is multiplied when all has come.
         ahead = config.slots * self._piece_bytes(config)
-        uneven = (
-            1.0
-            + 0.03 * (ahead < 2 * weights)
-            + 0.1 * (ahead < IN_FLIGHT_BYTES)
-            + 0.03 * (config.buffers == 2)
-        )
+        uneven = 1.0 + 0.03 * (ahead < 2 * weights) + 0.1 * (ahead < IN_FLIGHT_BYTES)
+        uneven += 0.03 * (config.buffers == 2) + 0.1 * (config.slots == 2)
         return overlapped(moving, busy) * uneven + a_group / pieces
 
 

@@ -235,7 +235,7 @@ def experts(
       top_k_weights: [T, k], bfloat16 or float32.
       gate_up_proj: [E, 2I, H], or [E, H, 2I] when `transposed`; the gate's columns first, then those of up.
       down_proj: [E, H, I], or [E, I, H] when `transposed`.
-      activation: "silu", "gelu", "gelu_tanh" or "relu", applied to the gate.
+      activation: "silu", "gelu", "gelu_tanh", "relu" or "relu2", applied to the gate.
       transposed: both weights are stored with the contraction before the columns.
 
     Returns: [T, H] in the dtype of `hidden_states`. Differentiable in everything but `top_k_index`.

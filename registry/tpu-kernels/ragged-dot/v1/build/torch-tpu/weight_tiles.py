@@ -24,6 +24,7 @@ from .tiles import (
     WeightConfig,
     axis_parts,
     overlapped,
+    ranked,
     read_config,
     round_up,
     row_tile,
@@ -71,7 +72,9 @@ class WeightProduct:
         fitting = [config for config in configs if self.vmem_bytes(config) <= budget]
         if not fitting:
             return [min(configs, key=self.vmem_bytes)]
-        return sorted(fitting, key=functools.partial(self._rank, chip=CHIPS[tpu]))
+        fitting.sort(key=self.vmem_bytes)
+        seconds = functools.partial(self._seconds, chip=CHIPS[tpu])
+        return ranked(fitting, seconds, lambda c: (c.depth, c.columns, c.piece))
 
     def fitting(self, values: Mapping[str, Any], tpu: str) -> WeightConfig | None:
         """The config with these values; None if the kernel cannot solve this gradient with it."""
@@ -169,8 +172,8 @@ class WeightProduct:
                                     if not self._is_long(config):
                                         yield config
 
-    def _rank(self, config: WeightConfig, chip: Chip) -> tuple[float, int]:
-        """Roughly how long it takes where all groups have about the same rows; and its vector memory."""
+    def _seconds(self, config: WeightConfig, chip: Chip) -> float:
+        """Roughly how long it takes where all groups have about the same rows."""
         groups, k, n, size = self.groups, self.k, self.n, self._size
         m = -(-self.m * groups // self.sizes)
         span = m // groups + self._tile
@@ -187,7 +190,7 @@ class WeightProduct:
         moving = size * (rows_moved + groups * k * n) / chip.bandwidth
         # The result of a group goes out at once, while the rows of the next are on their way.
         uneven = 1.0 + 0.06 * (config.stages * config.piece < config.depth) + 0.03 * (config.buffers == 2)
-        return overlapped(moving, busy) * uneven, self.vmem_bytes(config)
+        return overlapped(moving, busy) * uneven
 
 
 def interpreted_weight_config(m: int, k: int, n: int, dtype: Any) -> WeightConfig:

@@ -1,0 +1,125 @@
+"""A float64 oracle in numpy, loops and all, and layers to try it on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
+
+
+def f64(x) -> np.ndarray:
+    return np.asarray(jnp.asarray(x).astype(jnp.float32)).astype(np.float64)
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    return f64(jax.lax.erf(jnp.asarray(x, jnp.float32)))
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.tanh(x / 2))
+
+
+ACTIVATIONS = {
+    "gelu": lambda x, _: 0.5 * x * (1 + _erf(x / np.sqrt(2))),
+    "gelu_tanh": lambda x, _: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x, _: np.maximum(x, 0),
+    "relu2": lambda x, _: np.maximum(x, 0) ** 2,
+    "silu": lambda x, alpha: x * _sigmoid(alpha * x),
+}
+
+
+def fused_experts(
+    hidden_states,
+    top_k_index,
+    top_k_weights,
+    gate_up_proj,
+    down_proj,
+    gate_up_bias=None,
+    down_bias=None,
+    *,
+    transposed=False,
+    activation="silu",
+    gated=True,
+    interleaved=False,
+    alpha=1.0,
+    limit=None,
+    up_offset=0.0,
+) -> np.ndarray:
+    x, weights, into, back = (f64(a) for a in (hidden_states, top_k_weights, gate_up_proj, down_proj))
+    index = np.asarray(top_k_index)
+    act = ACTIVATIONS[activation]
+    out = np.zeros_like(x)
+    for token, choice in np.ndindex(*index.shape):
+        e = index[token, choice]
+        if not 0 <= e < len(into):
+            continue
+        inner = x[token] @ (into[e] if transposed else into[e].T)
+        inner = inner if gate_up_bias is None else inner + f64(gate_up_bias)[e]
+        if gated:
+            gate, up = (inner[::2], inner[1::2]) if interleaved else np.split(inner, 2)
+            if limit is not None:
+                gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+            inner = act(gate, alpha) * (up + up_offset)
+        else:
+            inner = act(inner, alpha)
+        result = inner @ (back[e] if transposed else back[e].T)
+        result = result if down_bias is None else result + f64(down_bias)[e]
+        out[token] += weights[token, choice] * result
+    return out
+
+
+def relative_l2(actual, expected: np.ndarray) -> float:
+    actual = f64(actual)
+    assert actual.shape == expected.shape
+    norm = np.linalg.norm(expected)
+    return float(np.linalg.norm(actual - expected) / norm) if norm else float(np.abs(actual).max(initial=0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A layer with random numbers: the operands, and the keywords that say what they are."""
+
+    operands: tuple[jax.Array, ...]
+    form: dict[str, Any]
+
+    def expected(self) -> np.ndarray:
+        return fused_experts(*self.operands, **self.form)
+
+
+def layer(
+    index: np.ndarray,
+    *,
+    experts: int,
+    hidden: int,
+    intermediate: int,
+    dtype: str = "float32",
+    routing: str = "float32",
+    biased: bool = False,
+    seed: int = 0,
+    **form: Any,
+) -> Layer:
+    """A layer whose experts without tokens are poisoned: NaN and inf in weights and biases."""
+    rng = np.random.default_rng(seed)
+    transposed = form.get("transposed", False)
+    rows = intermediate * (2 if form.get("gated", True) else 1)
+    idle = [e for e in range(experts) if not (index == e).any()]
+
+    def normal(*shape: int, scale: float = 1.0, poison: float = np.nan) -> jax.Array:
+        values = rng.standard_normal((experts, *shape)) * scale
+        values[idle] = poison
+        return jnp.asarray(values, dtype)
+
+    into, back = (rows, hidden), (hidden, intermediate)
+    weights = (
+        normal(*(into[::-1] if transposed else into), scale=hidden**-0.5),
+        normal(*(back[::-1] if transposed else back), scale=intermediate**-0.5),
+    )
+    biases = (normal(rows, poison=np.inf), normal(hidden)) if biased else ()
+    states = jnp.asarray(rng.standard_normal((len(index), hidden)), dtype)
+    routed = jnp.asarray(rng.random(index.shape), routing)
+    return Layer((states, jnp.asarray(index, jnp.int32), routed, *weights, *biases), form)

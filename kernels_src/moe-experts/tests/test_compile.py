@@ -1,0 +1,88 @@
+"""The real TPU compiler on every generation that the kernel claims, at the shapes of real models."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import tomllib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from moe_experts import functions
+from moe_experts.cases import CASES, TOKENS, Case
+
+from tpu_kernels import analysis
+
+BUILD = tomllib.loads((Path(__file__).parents[1] / "build.toml").read_text())
+GENERATIONS = BUILD["tpu"]["generations"]
+BY_NAME = {case.name: case for case in CASES}
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="NOT RUN: libtpu is not installed"),
+    pytest.mark.timeout(1200),
+]
+
+REPRESENTATIVE = [
+    ("qwen3-30b-a3b-ep8", 1, "bfloat16"),
+    ("qwen3-30b-a3b-ep8", 256, "bfloat16"),
+    ("qwen3-30b-a3b-ep8", 17, "float32"),
+    ("gemma-4-26b-a4b", 64, "bfloat16"),
+    ("gpt-oss-20b-ep8", 8, "bfloat16"),
+    ("gpt-oss-20b-ep8", 256, "bfloat16"),
+    ("nemotron-3-nano-ep8", 8, "bfloat16"),
+    ("mixtral-8x7b-ep8", 8, "bfloat16"),
+]
+WHOLE = [
+    (case.name, tokens, dtype) for case in CASES for tokens in TOKENS for dtype in ("bfloat16", "float32")
+]
+WHOLE += [("odd", tokens, dtype) for tokens in (1, 5, 130) for dtype in ("bfloat16", "float32")]
+ODD = Case("odd", 2, 4, 4, 100, 36, biased=True)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_compiles_without_copying_weights(generation):
+    _compile(generation, REPRESENTATIVE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_whole_matrix_compiles(generation):
+    _compile(generation, WHOLE)
+
+
+def _job(generation: str, name: str, tokens: int, dtype: str) -> analysis.Job:
+    case = BY_NAME.get(name, ODD)
+
+    def array(*shape: int, dtype: str = dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    experts, hidden, inner = case.experts, case.hidden, case.intermediate
+    into, back = (case.rows, hidden), (hidden, inner)
+    if case.form.get("transposed"):
+        into, back = into[::-1], back[::-1]
+    arguments = [
+        array(tokens, hidden),
+        array(tokens, case.choices, dtype=jnp.int32),
+        array(tokens, case.choices, dtype=jnp.float32),
+        array(experts, *into),
+        array(experts, *back),
+    ]
+    if case.biased:
+        arguments += [array(experts, case.rows), array(experts, hidden)]
+    # A new function each time: jax would else take one generation's trace for another.
+    function = functools.partial(functions.fused_experts, tpu=generation, **case.form)
+    return analysis.Job(function, tuple(arguments), generation)
+
+
+def _compile(generation: str, programs: list[tuple[str, int, str]]) -> None:
+    reports = analysis.compile_many([_job(generation, *program) for program in programs])
+    for program, report in zip(programs, reports, strict=True):
+        assert report.compiled, f"{program}: {report.failure}"
+        case = BY_NAME.get(program[0], ODD)
+        one_expert = case.hidden * case.intermediate * jnp.dtype(program[2]).itemsize
+        if case is ODD:
+            continue
+        moved = [op for op in report.ops if op.kind in ("layout copy", "transpose", "pad", "copy", "move")]
+        assert sum(op.bytes for op in moved) < one_expert, f"{program}: XLA moves weights: {moved}"

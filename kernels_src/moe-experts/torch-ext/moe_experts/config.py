@@ -1,0 +1,88 @@
+"""The choice of a `Config`: from static shapes and the TPU generation alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from .buffers import buffers_of, vmem_bytes
+from .shapes import LANES, Config, Shape, round_up
+
+MIB = 1024 * 1024
+
+# Vector memory of one core in bytes; the share of it that a kernel may ask for, as XLA may have staged an operand of
+# a neighbouring op there; and what the compiler needs beside the buffers.
+VMEM_BYTES = {"v4": 16 * MIB, "v5e": 128 * MIB, "v5p": 64 * MIB, "v6e": 128 * MIB, "tpu7x": 64 * MIB}
+VMEM_SHARE = 0.875
+COMPILER_SHARE, COMPILER_BYTES = 1 / 16, 4 * MIB
+
+# A piece is about this long on the memory channel of a core (bytes a second): long enough that starting its DMA costs
+# little beside it, short enough that little is left to do once the last one is there, a piece of down. So much is to
+# be on its way that a slow start of a piece is not felt.
+GATE_UP_SECONDS, DOWN_SECONDS = 2e-6, 0.75e-6
+SECONDS_AHEAD, MOST_AHEAD = 6e-6, 4  # experts
+BANDWIDTH = {"v4": 1.2e12, "v5e": 0.82e12, "v5p": 2.77e12, "v6e": 1.64e12, "tpu7x": 3.69e12}
+
+# Up to so many tokens every active expert computes all of them, as products hide behind weights. More are gathered,
+# so many rows at a time as an expert is likely to have; a power of two from 16 to 128.
+DENSE_TOKENS = {"v4": 64, "v5e": 128, "v5p": 64, "v6e": 256, "tpu7x": 256}
+FEW_TOKENS, FEW_ROWS, ROWS = 256, 32, 64
+# Above, products cost more than weights, and a grouped matmul over sorted rows is the better program.
+MOST_TOKENS = {"v4": 256, "v5e": 512, "v5p": 512, "v6e": 1024, "tpu7x": 512}
+
+
+def choose(shape: Shape, tpu: str) -> Config | None:
+    """The config for `shape` on a generation; None where a grouped matmul should do it: too many tokens, or no room.
+
+    Example:
+      >>> shape = Shape(8, 8, 128, 2048, 768, 1536, jnp.bfloat16, jnp.float32, False, False, False, False)
+      >>> choose(shape, "v6e").gate_up_piece
+      768
+    """
+    gathers = shape.tokens > DENSE_TOKENS[tpu]
+    # Tokens in f32 are not gathered: a product with a one-hot matrix would cost several passes.
+    if shape.tokens > MOST_TOKENS[tpu] or (gathers and shape.dtype != jnp.bfloat16):
+        return None
+    limit = int(VMEM_BYTES[tpu] * VMEM_SHARE)
+    rows = (FEW_ROWS if shape.tokens <= FEW_TOKENS else ROWS) if gathers else 0
+    for config in _candidates(shape, tpu, rows, limit):
+        taken = vmem_bytes(buffers_of(shape, config))
+        if taken * (1 + COMPILER_SHARE) + COMPILER_BYTES <= limit:
+            return config
+    return None
+
+
+def _candidates(shape: Shape, tpu: str, rows: int, limit: int) -> Iterator[Config]:
+    """Configs from the wanted one to ever less vector memory: fewer pieces ahead, then smaller ones."""
+    size = jnp.dtype(shape.dtype).itemsize
+    gate_up_row, down_row = shape.hidden * size, shape.intermediate * size
+    an_expert = shape.gate_up_columns * gate_up_row + shape.hidden * down_row
+    ahead = min(pl.cdiv(int(SECONDS_AHEAD * BANDWIDTH[tpu]), an_expert), MOST_AHEAD)
+    shrink = 1.0
+    while True:
+        piece_bytes = BANDWIDTH[tpu] * shrink
+        gate_up_piece, gate_up_pieces = _pieces(
+            shape.gate_up_columns, GATE_UP_SECONDS * piece_bytes / gate_up_row
+        )
+        down_piece, down_pieces = _pieces(shape.hidden, DOWN_SECONDS * piece_bytes / down_row)
+        wanted = Config(gate_up_piece, down_piece, ahead * gate_up_pieces, ahead * down_pieces, rows, limit)
+        yield wanted
+        for share in (0.75, 0.5, 0.25, 0.125, 0.0):
+            yield dataclasses.replace(
+                wanted,
+                gate_up_slots=max(int(wanted.gate_up_slots * share), min(2, gate_up_pieces)),
+                down_slots=max(int(wanted.down_slots * share), min(2, down_pieces)),
+            )
+        if gate_up_piece <= LANES and down_piece <= LANES:
+            return
+        shrink /= 2
+
+
+def _pieces(length: int, wanted: float) -> tuple[int, int]:
+    """The size and number of whole pieces of an axis, a multiple of 128 or all of it. What is left is shorter."""
+    count = max(1, round(length / max(wanted, 1)))
+    piece = round_up(pl.cdiv(length, count), LANES)
+    return (length, 1) if piece >= length else (piece, length // piece)

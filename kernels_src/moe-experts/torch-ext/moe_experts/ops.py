@@ -1,0 +1,157 @@
+"""The torch op `fused_experts`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import functions, reference
+from .activations import ACTIVATIONS
+from .cases import CASES
+from .tpu_ops import Cost, InputError, op
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise InputError(message)
+
+
+def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...], axes: str) -> None:
+    _check(
+        tuple(tensor.shape) == expected,
+        f"{name} has shape {tuple(tensor.shape)}; with the other operands' axes it must be {axes} = {expected}",
+    )
+
+
+def _cost(
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    gate_up_proj: Tensor,
+    down_proj: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    **form: object,
+) -> Cost:
+    pairs, experts = top_k_index.numel(), down_proj.shape[0]
+    an_expert = gate_up_proj[0].numel() + down_proj[0].numel()
+    moved = min(experts, pairs) * an_expert + 2 * hidden_states.numel()
+    return Cost(flops=2 * pairs * an_expert, bytes=hidden_states.dtype.itemsize * moved)
+
+
+@op(
+    kernel=functions.fused_experts,
+    reference=reference.fused_experts,
+    differentiable=[
+        "hidden_states",
+        "top_k_weights",
+        "gate_up_proj",
+        "down_proj",
+        "gate_up_bias",
+        "down_bias",
+    ],
+    cost=_cost,
+    cases=CASES,
+)
+def fused_experts(
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    gate_up_proj: Tensor,
+    down_proj: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    *,
+    transposed: bool = False,
+    activation: str = "silu",
+    gated: bool = True,
+    interleaved: bool = False,
+    alpha: float = 1.0,
+    limit: float | None = None,
+    up_offset: float = 0.0,
+) -> Tensor:
+    """The experts of a mixture-of-experts layer: each token through its k experts, summed by weight.
+
+    One kernel call for the tokens of a decode step, which reads only the weights of experts that have tokens; for
+    more than some hundred tokens, and for the gradient, grouped matmuls over tokens sorted by expert.
+
+    An expert computes ``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` unless `gated`.
+
+    Args:
+      hidden_states: [T, H], bfloat16 or float32.
+      top_k_index: [T, k] int32 or int64, the experts of each token. An index of E or more is another rank's expert
+        (expert parallelism): it contributes nothing.
+      top_k_weights: [T, k], bfloat16 or float32.
+      gate_up_proj: [E, U, H], or [E, H, U] when `transposed`, with U = 2I, or U = I unless `gated`; the dtype of
+        `hidden_states`.
+      down_proj: [E, H, I], or [E, I, H] when `transposed`.
+      gate_up_bias, down_bias: [E, U] and [E, H], both or none, in the dtype of `hidden_states`.
+      transposed: both weights are stored with the contraction before the columns.
+      activation: "silu", "gelu", "gelu_tanh", "relu" or "relu2".
+      gated: the first product has gate and up columns.
+      interleaved: these alternate; else those of the gate come first.
+      alpha: for "silu", the factor in ``x * sigmoid(alpha * x)``.
+      limit: clamps the gate to at most this, and up to within plus and minus this.
+      up_offset: is added to up.
+
+    Returns: [T, H] in the dtype of `hidden_states`; sums are kept in float32. A token with an inf or NaN touches no
+      other token's row. Differentiable in everything but `top_k_index`.
+
+    Raises:
+      InputError: shapes, dtypes or devices do not fit, or there is no such activation.
+
+    Example:
+      >>> one = torch.ones
+      >>> index = torch.tensor([[0, 1]])
+      >>> fused_experts(one(1, 64), index, one(1, 2) / 2, one(2, 128, 64) / 64, one(2, 64, 64) / 64)[0, 0]
+      tensor(0.7311)
+    """
+    for name, tensor, rank, axes in (
+        ("hidden_states", hidden_states, 2, "[T, H]"),
+        ("top_k_index", top_k_index, 2, "[T, k]"),
+        ("gate_up_proj", gate_up_proj, 3, "[E, H, U]" if transposed else "[E, U, H]"),
+        ("down_proj", down_proj, 3, "[E, I, H]" if transposed else "[E, H, I]"),
+    ):
+        _check(
+            tensor.dim() == rank, f"{name} has shape {tuple(tensor.shape)}; it must have {rank} axes, {axes}"
+        )
+    for name, tensor in (("hidden_states", hidden_states), ("top_k_weights", top_k_weights)):
+        _check(tensor.dtype in DTYPES, f"{name} has dtype {tensor.dtype}; supported: bfloat16 and float32")
+    _check(
+        top_k_index.dtype in (torch.int32, torch.int64),
+        f"top_k_index has dtype {top_k_index.dtype}; it must be int32 or int64",
+    )
+    _check(
+        activation in ACTIVATIONS,
+        f"activation is {activation!r}; supported: {', '.join(sorted(ACTIVATIONS))}",
+    )
+    _check(
+        (gate_up_bias is None) == (down_bias is None),
+        "gate_up_bias and down_bias go together; give both or none",
+    )
+    operands = {"gate_up_proj": gate_up_proj, "down_proj": down_proj}
+    if gate_up_bias is not None and down_bias is not None:
+        operands |= {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    for name, operand in operands.items():
+        _check(
+            operand.dtype == hidden_states.dtype,
+            f"hidden_states is {hidden_states.dtype} and {name} is {operand.dtype}; both must be the same",
+        )
+
+    tokens, hidden = hidden_states.shape
+    experts, inner = down_proj.shape[0], down_proj.shape[1 if transposed else 2]
+    rows = 2 * inner if gated else inner
+    _check_shape("top_k_index", top_k_index, (tokens, top_k_index.shape[1]), "[T, k]")
+    _check_shape("top_k_weights", top_k_weights, (tokens, top_k_index.shape[1]), "[T, k]")
+    if transposed:
+        _check_shape("down_proj", down_proj, (experts, inner, hidden), "[E, I, H]")
+        _check_shape("gate_up_proj", gate_up_proj, (experts, hidden, rows), "[E, H, U]")
+    else:
+        _check_shape("down_proj", down_proj, (experts, hidden, inner), "[E, H, I]")
+        _check_shape("gate_up_proj", gate_up_proj, (experts, rows, hidden), "[E, U, H]")
+    if gate_up_bias is not None and down_bias is not None:
+        _check_shape("gate_up_bias", gate_up_bias, (experts, rows), "[E, U]")
+        _check_shape("down_bias", down_bias, (experts, hidden), "[E, H]")
+    return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)

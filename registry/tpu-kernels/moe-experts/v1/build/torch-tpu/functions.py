@@ -1,0 +1,185 @@
+"""The layer as JAX sees it: arrays in, arrays out, differentiable.
+
+Axis letters: T tokens, k choices a token, E experts, H hidden size, I intermediate size, U columns of the first
+product: 2I, or I without a gate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
+
+from .activations import Gate
+from .composed import composed_experts
+from .config import choose
+from .kernel import call
+from .shapes import Config, Shape, round_up
+
+
+def fused_experts(
+    hidden_states: jax.Array,
+    top_k_index: jax.Array,
+    top_k_weights: jax.Array,
+    gate_up_proj: jax.Array,
+    down_proj: jax.Array,
+    gate_up_bias: jax.Array | None = None,
+    down_bias: jax.Array | None = None,
+    *,
+    transposed: bool = False,
+    activation: str = "silu",
+    gated: bool = True,
+    interleaved: bool = False,
+    alpha: float = 1.0,
+    limit: float | None = None,
+    up_offset: float = 0.0,
+    tpu: str = "v6e",
+    config: Config | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """The experts of a mixture-of-experts layer: each token through its k experts, summed by weight.
+
+    One kernel call for up to some hundred tokens (`config.choose`); for more, tokens are sorted by expert for two
+    grouped matmuls. The gradient is that of the latter.
+
+    Args:
+      hidden_states: [T, H], bf16 or f32.
+      top_k_index: [T, k] int32. An index of E or more is another rank's expert: it contributes nothing.
+      top_k_weights: [T, k], bf16 or f32.
+      gate_up_proj: [E, U, H], or [E, H, U] when `transposed`; the dtype of `hidden_states`.
+      down_proj: [E, H, I], or [E, I, H] when `transposed`.
+      gate_up_bias, down_bias: [E, U] and [E, H]; both or none.
+      activation, gated, interleaved, alpha, limit, up_offset: see `activations.Gate`.
+      tpu: generation that the kernel is made for.
+      config: in place of the chosen one.
+      interpret: as in `pallas_call`.
+
+    Returns: [T, H] in the dtype of `hidden_states`; sums are in f32. A token with an inf or NaN, in its state or on
+      the way, has inf or NaN in its row; no other row is touched by it.
+    """
+    gate = Gate(activation, gated, interleaved, alpha, limit, up_offset)
+    static = _Static(gate, transposed, tpu, config, interpret)
+    biases = () if gate_up_bias is None else (gate_up_bias, down_bias)
+    index = top_k_index.astype(jnp.int32)
+    return _fused_experts(static, hidden_states, index, top_k_weights, gate_up_proj, down_proj, *biases)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Static:
+    """What a program is specialised for. Compared by identity: `interpret` may be an unhashable record."""
+
+    gate: Gate
+    transposed: bool
+    tpu: str
+    config: Config | None
+    interpret: Any
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _fused_experts(static: _Static, *operands: jax.Array) -> jax.Array:
+    hidden_states, index, weights, gate_up, down, *biases = operands
+    if hidden_states.size == 0 or index.size == 0 or down.size == 0:
+        return jnp.zeros_like(hidden_states)
+    shape = shape_of(
+        hidden_states,
+        index,
+        weights,
+        gate_up,
+        down,
+        gate=static.gate,
+        transposed=static.transposed,
+        biased=bool(biases),
+    )
+    config = static.config or choose(shape, static.tpu)
+    if config is None:
+        return _composed(static, *operands)
+    if shape.choices_first:
+        index, weights = index.T, weights.T
+    if shape.gate_up_contraction_first is not static.transposed:
+        gate_up = jnp.swapaxes(gate_up, 1, 2)
+    if shape.down_contraction_first is not static.transposed:
+        down = jnp.swapaxes(down, 1, 2)
+    if static.interpret is False:
+        # Else XLA may bring all experts' weights to vector memory ahead of the call, active or not.
+        gate_up, down = (pltpu.with_memory_space_constraint(w, pltpu.HBM) for w in (gate_up, down))
+    named = {"index": index, "weights": weights, "x": hidden_states, "gate_up": gate_up, "down": down}
+    named |= dict(zip(("gate_up_bias", "down_bias"), biases, strict=False))
+    return call(named, shape, static.gate, config, static.interpret)
+
+
+def _composed(static: _Static, *operands: jax.Array) -> jax.Array:
+    return composed_experts(
+        *operands,
+        gate=static.gate,
+        transposed=static.transposed,
+        tpu=static.tpu,
+        interpret=static.interpret,
+    )
+
+
+def _forward(static: _Static, *operands: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return _fused_experts(static, *operands), operands
+
+
+def _backward(static: _Static, operands: tuple[jax.Array, ...], grad: jax.Array) -> tuple[Any, ...]:
+    hidden_states, index, *floats = operands
+
+    def layer(hidden_states: jax.Array, *floats: jax.Array) -> jax.Array:
+        return _composed(static, hidden_states, index, *floats)
+
+    _, pullback = jax.vjp(layer, hidden_states, *floats)
+    grad_hidden, *others = pullback(grad)
+    return grad_hidden, None, *others
+
+
+_fused_experts.defvjp(_forward, _backward)
+
+
+def shape_of(
+    hidden_states: jax.Array,
+    index: jax.Array,
+    weights: jax.Array,
+    gate_up: jax.Array,
+    down: jax.Array,
+    *,
+    gate: Gate,
+    transposed: bool,
+    biased: bool,
+) -> Shape:
+    """What the kernel is made for: the operands' axes, and how XLA stores them."""
+    tokens, hidden = hidden_states.shape
+    intermediate = down.shape[1 if transposed else 2]
+    return Shape(
+        tokens=tokens,
+        choices=index.shape[1],
+        experts=down.shape[0],
+        hidden=hidden,
+        intermediate=intermediate,
+        gate_up_columns=gate.columns(intermediate),
+        dtype=hidden_states.dtype,
+        routing_dtype=weights.dtype,
+        biased=biased,
+        choices_first=stored_transposed(*index.shape),
+        gate_up_contraction_first=transposed is not stored_transposed(*gate_up.shape[1:]),
+        down_contraction_first=transposed is not stored_transposed(*down.shape[1:]),
+    )
+
+
+def stored_transposed(rows: int, columns: int) -> bool:
+    """Whether XLA:TPU stores ``[..., rows, columns]`` with rows minor: where that pads less.
+
+    Tiles have 128 lanes and 8 sublanes, or for a shorter axis 4, 2 or 1.
+
+    Example:
+      >>> stored_transposed(2816, 704)
+      True
+    """
+
+    def padded(sublanes: int, lanes: int) -> int:
+        return round_up(sublanes, min(8, 1 << (sublanes - 1).bit_length())) * round_up(lanes, 128)
+
+    return padded(columns, rows) < padded(rows, columns)

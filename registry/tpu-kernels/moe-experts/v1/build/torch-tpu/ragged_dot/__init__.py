@@ -1,0 +1,8 @@
+"""Grouped matmul for mixture-of-experts models on TPUs."""
+
+from __future__ import annotations
+
+from .layers import experts_forward
+from .ops import experts, ragged_dot
+
+__all__ = ["experts", "experts_forward", "ragged_dot"]

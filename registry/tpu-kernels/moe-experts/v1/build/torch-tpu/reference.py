@@ -1,0 +1,58 @@
+"""What the layer computes, in plain jax.numpy: one expert after the other.
+
+This is the definition that the kernel is tested against, and what runs on a CPU. Nothing of an expert without tokens
+reaches a result: not even a NaN.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from .activations import Gate
+
+
+def fused_experts(
+    hidden_states: jax.Array,
+    top_k_index: jax.Array,
+    top_k_weights: jax.Array,
+    gate_up_proj: jax.Array,
+    down_proj: jax.Array,
+    gate_up_bias: jax.Array | None = None,
+    down_bias: jax.Array | None = None,
+    *,
+    transposed: bool = False,
+    activation: str = "silu",
+    gated: bool = True,
+    interleaved: bool = False,
+    alpha: float = 1.0,
+    limit: float | None = None,
+    up_offset: float = 0.0,
+) -> jax.Array:
+    """A mixture-of-experts layer: see `functions.fused_experts`."""
+    gate = Gate(activation, gated, interleaved, alpha, limit, up_offset)
+    count = gate_up_proj.shape[0]
+    tokens = hidden_states.astype(jnp.float32)
+    biases = (jnp.zeros((count, 1)),) * 2 if gate_up_bias is None else (gate_up_bias, down_bias)
+
+    def one_expert(total: jax.Array, item: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        index, into, back, into_bias, back_bias = item
+        chosen = top_k_index == index  # [T, k]
+        weight = jnp.sum(jnp.where(chosen, top_k_weights.astype(jnp.float32), 0), axis=1, keepdims=True)
+        mine = jnp.any(chosen, axis=1, keepdims=True)
+
+        def with_tokens(total: jax.Array) -> jax.Array:
+            rows = jnp.where(mine, tokens, 0)
+            inner = gate.apply(_matmul(rows, into if transposed else into.T) + into_bias)
+            out = _matmul(inner, back if transposed else back.T) + back_bias
+            return total + jnp.where(mine, weight * out, 0)
+
+        return jax.lax.cond(jnp.any(mine), with_tokens, lambda total: total, total), None
+
+    experts = (jnp.arange(count), gate_up_proj, down_proj, *biases)
+    total, _ = jax.lax.scan(one_expert, jnp.zeros_like(tokens), experts)
+    return total.astype(hidden_states.dtype)
+
+
+def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.dot(a.astype(jnp.float32), b.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,66 @@
+"""What one kernel is made for, and how it divides its work."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+LANES = 128
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What a kernel is made for.
+
+    Attributes:
+      tokens, choices, experts, hidden, intermediate: T, k, E, H, I.
+      gate_up_columns: U, 2I or without a gate I.
+      dtype: of weights, biases, tokens and result.
+      routing_dtype: of the routing weights.
+      biased: the experts have biases.
+      choices_first: ids and routing weights come as [k, T].
+      gate_up_contraction_first: gate_up comes as [E, H, U], not [E, U, H].
+      down_contraction_first: down comes as [E, I, H], not [E, H, I].
+    """
+
+    tokens: int
+    choices: int
+    experts: int
+    hidden: int
+    intermediate: int
+    gate_up_columns: int
+    dtype: Any
+    routing_dtype: Any
+    biased: bool
+    choices_first: bool
+    gate_up_contraction_first: bool
+    down_contraction_first: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How the kernel divides its work.
+
+    Attributes:
+      gate_up_piece: of the U columns of the first product, those whose weights one DMA brings; a multiple of 128, or U.
+      down_piece: of the H columns of the second product, those whose weights one DMA brings; a multiple of 128, or H.
+      gate_up_slots, down_slots: pieces that are in vector memory or on their way.
+      rows: of a tile of gathered tokens, a power of two from 16 to 128; 0: dense.
+      vmem_bytes: vector memory the kernel may use.
+    """
+
+    gate_up_piece: int
+    down_piece: int
+    gate_up_slots: int
+    down_slots: int
+    rows: int
+    vmem_bytes: int
+
+    def columns(self, tokens: int) -> int:
+        """C: the tokens, rounded up to whole registers; where they are gathered, to whole tiles."""
+        return round_up(tokens, LANES if self.rows else 16)

@@ -1,0 +1,62 @@
+"""`tpu-kernels download`: kernels fetched and verified, not loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import TpuKernelsError
+from ..hub.configuration import configured_sources
+from ..hub.manage.download import DownloadedKernel
+from ..hub.manage.download import download as download_kernel
+from ..hub.trust import Trust
+from .output import AsJson, SourceName, Trusted, parse_references, print_json, progress
+
+
+def download(
+    names: Annotated[list[str], typer.Argument(help="Kernels: org/name, or org/name@N for one version.")],
+    version: Annotated[int | None, typer.Option(help="The version of those that name none.")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Also put each into this folder, as TO/org/name for LOCAL_KERNELS.")
+    ] = None,
+    source: SourceName = None,
+    trust: Trusted = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch and verify kernels without loading them: tpu-kernels download tpu-kernels/ragged-dot@1
+
+    Also those that they depend on. What is in the cache is not fetched again, and an interrupted download goes
+    on where it stopped. Exit status 1 if one of them failed; the others are there.
+    """
+    sources = configured_sources(source, Trust.of(trust or False))
+    references = parse_references(names, version)
+    done: list[DownloadedKernel] = []
+    failures: dict[str, TpuKernelsError] = {}
+    with progress("downloading", len(references)) as begin:
+        for reference in references:
+            begin(reference.repo_id)
+            try:
+                done += download_kernel(reference, sources, to)
+            except TpuKernelsError as error:
+                failures[str(reference)] = error
+    if as_json:
+        kernels = [
+            {
+                "repo-id": kernel.repo_id,
+                "version": kernel.metadata.version,
+                "id": kernel.metadata.id,
+                "address": kernel.address,
+                "path": kernel.path,
+            }
+            for kernel in done
+        ]
+        failed = [{"kernel": name, "error": failure} for name, failure in failures.items()]
+        print_json(kernels=kernels, failures=failed)
+    else:
+        for kernel in done:
+            typer.echo(f"{kernel.repo_id} v{kernel.metadata.version}: {kernel.path}")
+        for name, failure in failures.items():
+            typer.echo(f"failed: {name}: {failure}", err=True)
+    raise typer.Exit(1 if failures else 0)
