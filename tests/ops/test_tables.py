@@ -62,7 +62,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     monkeypatch.setenv("TPU_KERNELS_CACHE", str(tmp_path))
 
     def to(*entries: dict[str, Any], text: str | None = None) -> None:
-        path = tables.user_file("tpu_kernels", "v6e")
+        path = tables.user_file(tables.package_of(Copy(1, 1)), "v6e")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text or json.dumps(entries))
         forget()

@@ -84,6 +84,8 @@ def find_tasks(
                 with compile_target.mesh(), subject.tables.recording() as problems:
                     jax.eval_shape(bound.function, *bound.arguments)
                 for problem in problems:
+                    if subject.tables.package_of(problem) != subject.module.__name__:
+                        continue  # of a kernel that this one includes, which has tables of its own
                     known_task = tasks.get((problem, generation))
                     names = (*known_task.cases, case.name) if known_task else (case.name,)
                     data = known_task.data if known_task else {**known, **case.job.data}

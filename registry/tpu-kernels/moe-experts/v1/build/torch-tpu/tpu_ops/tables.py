@@ -87,7 +87,7 @@ def choose(problem: Problem, tpu: str) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _choice(problem: Problem, tpu: str) -> Any:
-    for entry in nearest(entries(_package(), tpu), problem):
+    for entry in nearest(entries(package_of(problem), tpu), problem):
         config = problem.fitting(entry["config"], tpu)
         if config is not None:
             return config
@@ -153,6 +153,6 @@ def user_file(package: str, tpu: str) -> Path:
     return root / FOLDER / package / f"{tpu}.json"
 
 
-def _package() -> str:
-    """The kernel that this module is in."""
-    return __name__.partition(".")[0]
+def package_of(problem: Problem) -> str:
+    """The kernel that a problem is of: one that another includes has tables of its own."""
+    return type(problem).__module__.rpartition(".")[0]
