@@ -68,7 +68,7 @@ def check(project: Path) -> list[str]:
     app = typer.Typer()
     app.command()(lock)
     result = CliRunner().invoke(app, [str(project), "--check", "--json"], catch_exceptions=False)
-    problems = json.loads(result.output)
+    problems = json.loads(result.output)["problems"]
     assert result.exit_code == (1 if problems else 0)
     assert isinstance(problems, list)
     return problems
