@@ -68,7 +68,7 @@ def check(project: Path) -> list[str]:
     app = typer.Typer()
     app.command()(lock)
     result = CliRunner().invoke(app, [str(project), "--check", "--json"], catch_exceptions=False)
-    problems = json.loads(result.output)
+    problems = json.loads(result.output)["problems"]
     assert result.exit_code == (1 if problems else 0)
     assert isinstance(problems, list)
     return problems
@@ -384,7 +384,7 @@ class TestFinding:
         with pytest.raises(ConfigurationError, match="source leaves out the lock of "):
             configured_sources("hub", Trust(), project=file.parent)
         result = CliRunner().invoke(app, ["download"])
-        assert (result.exit_code, "name kernels" in result.stderr) == (2, True)
+        assert (result.exit_code, "name a kernel" in result.stderr) == (2, True)
 
     def test_an_installed_package_brings_its_lock(
         self, locked: tuple[FakeHub, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ def test_an_untrusted_kernel_is_refused_with_what_to_add(make_source: MakeSource
     assert str(raised.value) == (
         f"{REPO} is not trusted: the Hub ({server.url}) does not call tpu-kernels a trusted publisher; nothing "
         f"of it was run. If you trust it, pass trust_remote_code=['{REPO}'] (or ['tpu-kernels'] for all of "
-        f"tpu-kernels), set TPU_KERNELS_TRUST={REPO}, or add the line {REPO} to the file that "
+        f"tpu-kernels), or --trust to a command, set TPU_KERNELS_TRUST={REPO}, or add the line {REPO} to the file that "
         "TPU_KERNELS_TRUST_FILE names"
     )
     assert [request.path for request in server.requests] == [f"/api/kernels/{REPO}/refs", PUBLISHER]

@@ -47,7 +47,7 @@ def download(
         locks = [source.lock for source in sources if isinstance(source, LockSource)]
         references = [kernel.reference for lock in locks for kernel in lock.kernels]
     else:
-        raise typer.BadParameter("name kernels, or with --project whose locked ones")
+        raise typer.BadParameter("name a kernel, or by --project whose locked ones are meant")
     done: list[DownloadedKernel] = []
     failures: dict[str, TpuKernelsError] = {}
     with progress("downloading", len(references)) as begin:

@@ -20,11 +20,11 @@ def list_(source: SourceName = None, project: Project = None, as_json: AsJson = 
     if as_json:
         print_json(kernels=kernels, failures=failures)
     else:
-        table = make_table(None, "kernel", "versions", "source", "")
+        table = make_table(None, "kernel", "versions", "source")
         for kernel in kernels:
             versions = ", ".join(map(str, kernel.versions)) or "any"
-            note = f"another name for {kernel.alias_of}" if kernel.alias_of else ""
-            table.add_row(kernel.kernel, versions, kernel.source, note)
+            note = f", another name for {kernel.alias_of}" if kernel.alias_of else ""
+            table.add_row(kernel.kernel, versions, kernel.source + note)
         show(table if kernels else "no kernels")
         for failure in failures:
             typer.echo(f"{failure.source}: {failure.error}", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from ..hub.lock_source import LockSource
 from ..hub.locking import lock_kernels, read_requirements
 from ..hub.sources import LocalSource
 from ..hub.trust import Trust
+from .output import AsJson, Trusted, print_json
 
 
 def lock(
@@ -29,12 +29,8 @@ def lock(
         list[str] | None,
         typer.Option("--upgrade-kernel", "-P", help="Take the newest build of this kernel; may be repeated."),
     ] = None,
-    trust: Annotated[
-        list[str] | None, typer.Option(help="An organisation or org/name to trust; may be repeated.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what is locked, or what is wrong, as JSON.")
-    ] = False,
+    trust: Trusted = None,
+    as_json: AsJson = False,
 ) -> None:
     """Lock the kernels that tool.kernels.dependencies in pyproject.toml lists.
 
@@ -44,7 +40,10 @@ def lock(
     path = project / LOCK_FILE
     if check:
         problems = read_lock(path).problems(requirements)
-        typer.echo(json.dumps(problems, indent=2) if as_json else "\n".join(problems) or f"{path} fits")
+        if as_json:
+            print_json(problems=problems)
+        else:
+            typer.echo("\n".join(problems) or f"{path} fits")
         raise typer.Exit(1 if problems else 0)
     sources = [
         source
@@ -55,9 +54,7 @@ def lock(
     kernels = lock_kernels(requirements, sources, former, upgrade=upgrade_kernel or ())
     write_lock(path, kernels)
     if as_json:
-        typer.echo(
-            json.dumps([kernel.model_dump(by_alias=True, mode="json") for kernel in kernels], indent=2)
-        )
+        print_json(kernels=kernels)
         return
     for kernel in kernels:
         typer.echo(f"{kernel.reference}: {kernel.commit or 'from a registry'}, {', '.join(kernel.builds)}")

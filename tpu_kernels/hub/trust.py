@@ -79,7 +79,7 @@ def untrusted(repo_id: str, why: str) -> UntrustedKernelError:
     organisation = repo_id.partition("/")[0]
     return UntrustedKernelError(
         f"{repo_id} is not trusted: {why}; nothing of it was run. If you trust it, pass "
-        f"trust_remote_code=[{repo_id!r}] (or [{organisation!r}] for all of {organisation}), "
+        f"trust_remote_code=[{repo_id!r}] (or [{organisation!r}] for all of {organisation}), or --trust to a command, "
         f"set {LIST_VARIABLE}={repo_id}, or add the line {repo_id} to the file that {FILE_VARIABLE} names"
     )
 
