@@ -21,7 +21,7 @@ def _package(source: Path) -> Path:
 
 
 def _make_importable(package: Path, name: str) -> None:
-    """Makes the modules of a package importable under `name`, without its `__init__`, which needs torch."""
+    """Makes a kernel's JAX modules importable under `name`, without its `__init__`, which needs torch."""
     spec = importlib.util.spec_from_file_location(
         name, package / "__init__.py", submodule_search_locations=[str(package)]
     )
@@ -29,18 +29,16 @@ def _make_importable(package: Path, name: str) -> None:
     sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
 
 
-def _make_kernel_importable(package: Path, name: str) -> None:
-    _make_importable(package, name)
-    _make_importable(Path(__file__).parents[1] / "tpu_kernels" / "ops", f"{name}.tpu_ops")
-
-
-# As built: each kernel under its own name, and inside it those that it includes.
+# As built: each kernel under its own name, and inside it the op layer and the kernels that it includes.
+OPS = Path(__file__).parents[1] / "tpu_kernels" / "ops"
 for _config in Path(__file__).parent.glob("*/build.toml"):
     _kernel = _package(_config.parent)
-    _make_kernel_importable(_kernel, _kernel.name)
+    _make_importable(_kernel, _kernel.name)
+    _make_importable(OPS, f"{_kernel.name}.tpu_ops")
     for _included in tomllib.loads(_config.read_text())["tpu"].get("include", []):
         _inner = _package(_config.parent.parent / _included)
-        _make_kernel_importable(_inner, f"{_kernel.name}.{_inner.name}")
+        _make_importable(_inner, f"{_kernel.name}.{_inner.name}")
+        _make_importable(OPS, f"{_kernel.name}.{_inner.name}.tpu_ops")
 
 # Pallas' interpreter asks for the properties of the chip that it simulates.
 _tpu_info = importlib.import_module("jax._src.pallas.mosaic.tpu_info")

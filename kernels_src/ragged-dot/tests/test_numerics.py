@@ -51,7 +51,7 @@ def operands(p):
 
 
 @pytest.mark.parametrize("function", [interpreted, reference.ragged_dot], ids=["kernel", "reference"])
-@settings(max_examples=16)
+@settings(max_examples=10)
 @given(p=products())
 def test_product_and_gradients_agree_with_float64(function, p):
     lhs, rhs, grad, sizes, offset = operands(p)
@@ -84,7 +84,7 @@ def test_every_number_of_rows():
         assert oracle.relative_l2(out, oracle.ragged_dot(lhs[:m], rhs, sizes)) <= 1e-5, m
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     activation=st.sampled_from([None, "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped"]),
     gating=st.sampled_from([None, "concatenated", "interleaved"]),
