@@ -17,7 +17,7 @@ from .project import Config, Project, read_package, read_project
 OPS_FOLDER = Path(__file__).resolve().parents[1] / "ops"
 _OPS_PACKAGE = "tpu_ops"
 # What an included kernel finds in the place of its own copy of the ops: the one of the kernel that includes it.
-_SHARED_OPS = b"from ...tpu_ops import *\n"
+_SHARED_OPS = b"from ...tpu_ops import *\nfrom ...tpu_ops import tables\n"
 _COMPAT_MODULE = Path(__file__).with_name("templates") / "compat.py"
 
 

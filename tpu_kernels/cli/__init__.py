@@ -24,6 +24,7 @@ from .list import list_
 from .lock import lock
 from .mirror import mirror
 from .simulate import simulate
+from .tune import tune
 from .verify import verify
 from .versions import versions
 
@@ -40,7 +41,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Start here": {"doctor": doctor},
     "Find kernels": {"list": list_, "info": info, "versions": versions, "explain": explain},
     "Get and keep kernels": {"download": download, "verify": verify, "lock": lock, "mirror": mirror},
-    "Make and measure kernels": {"build": build, "compile": compile, "simulate": simulate},
+    "Make and measure kernels": {"build": build, "compile": compile, "simulate": simulate, "tune": tune},
 }
 for panel, commands in _PANELS.items():
     for name, command in commands.items():
