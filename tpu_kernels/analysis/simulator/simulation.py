@@ -89,7 +89,7 @@ def simulate_many(
     jobs = list(jobs)
     calibrations = [load_calibration(parse_target(job.tpu).generation) for job in jobs]
     reports = compile_many(jobs, workers=workers, timeout=timeout, on_report=on_report)
-    return [_profile(*each) for each in zip(jobs, reports, calibrations, strict=True)]
+    return [profile_of(*each) for each in zip(jobs, reports, calibrations, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def called_kernels(job: Job, report: CompileReport) -> list[CalledKernel]:
     return called
 
 
-def _profile(job: Job, report: CompileReport, calibration: Calibration) -> Profile:
+def profile_of(job: Job, report: CompileReport, calibration: Calibration) -> Profile:
     summary = _Summary(calibration)
     for called in called_kernels(job, report):
         kernel = load_kernel(called.bundles, called.utilization, calibration)
