@@ -58,8 +58,9 @@ def load_subjects(
             kernels = []
             for called in program.kernels:
                 kernel = load_kernel(called.bundles, called.utilization, calibration)
-                for data, count in called.calls:
-                    kernels.append((kernel, follow(kernel, data, called.operands, calibration), count))
+                for data, copied, count in called.calls:
+                    trace = follow(kernel, data, copied, called.operands, calibration)
+                    kernels.append((kernel, trace, count))
             subjects.append(Subject(record, tuple(kernels), program.ops))
         except SimulationError as error:
             on_error(record, str(error))

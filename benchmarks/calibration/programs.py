@@ -21,6 +21,7 @@ from tpu_kernels.errors import AnalysisError
 # tokamax names the tiles of the gradient in lhs after the forward product's axes. The records of these generations
 # are from when it named them after the gradient's own: read otherwise, tiles would be longer than their axes.
 _OWN_TILES = ("v5e", "tpu7x")
+_FORMAT = 2  # of the files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +77,8 @@ def load_program(record: Record) -> Program | None:
                 unpack(kernel["utilization"]),
                 tuple(kernel["operands"]),
                 tuple(
-                    ({int(place): tuple(data) for place, data in call.items()}, count)
-                    for call, count in kernel["calls"]
+                    ({int(place): tuple(values) for place, values in data.items()}, _tuples(copied), count)
+                    for data, copied, count in kernel["calls"]
                 ),
             )
             for kernel in values["kernels"]
@@ -88,7 +89,11 @@ def load_program(record: Record) -> Program | None:
 
 
 def _path(record: Record) -> Path:
-    return cache_folder().parent / "calibration" / f"{record.key}.json"
+    return cache_folder().parent / "calibration" / f"{record.key}-{_FORMAT}.json"
+
+
+def _tuples(copied: list[list[int] | None]) -> tuple[tuple[int, ...] | None, ...]:
+    return tuple(None if values is None else tuple(values) for values in copied)
 
 
 def _store(record: Record, program: Program) -> None:

@@ -41,6 +41,8 @@ def fused_experts(
     down_proj,
     gate_up_bias=None,
     down_bias=None,
+    gate_up_scale=None,
+    down_scale=None,
     *,
     transposed=False,
     activation="silu",
@@ -51,6 +53,9 @@ def fused_experts(
     up_offset=0.0,
 ) -> np.ndarray:
     x, weights, into, back = (f64(a) for a in (hidden_states, top_k_weights, gate_up_proj, down_proj))
+    if gate_up_scale is not None:
+        into = into * f64(np.expand_dims(gate_up_scale, 1 if transposed else 2))
+        back = back * f64(np.expand_dims(down_scale, 1 if transposed else 2))
     index = np.asarray(top_k_index)
     act = ACTIVATIONS[activation]
     out = np.zeros_like(x)
@@ -84,7 +89,7 @@ def relative_l2(actual, expected: np.ndarray) -> float:
 class Layer:
     """A layer with random numbers: the operands, and the keywords that say what they are."""
 
-    operands: tuple[jax.Array, ...]
+    operands: tuple[jax.Array | None, ...]
     form: dict[str, Any]
 
     def expected(self) -> np.ndarray:
@@ -100,6 +105,7 @@ def layer(
     dtype: str = "float32",
     routing: str = "float32",
     biased: bool = False,
+    quantised: bool = False,
     seed: int = 0,
     **form: Any,
 ) -> Layer:
@@ -119,7 +125,18 @@ def layer(
         normal(*(into[::-1] if transposed else into), scale=hidden**-0.5),
         normal(*(back[::-1] if transposed else back), scale=intermediate**-0.5),
     )
+    scales = ()
+    if quantised:
+        # Scales of every order; those of experts without tokens are poisoned as weights are.
+        scales = tuple(
+            jnp.asarray(np.where(np.isin(np.arange(experts), idle)[:, None], np.nan, rng.lognormal(size=(experts, n))))
+            .astype(jnp.float32) * length**-0.5 / 60
+            for n, length in ((rows, hidden), (hidden, intermediate))
+        )  # fmt: skip
+        weights = tuple(jnp.asarray(rng.integers(-127, 128, weight.shape), jnp.int8) for weight in weights)
     biases = (normal(rows, poison=np.inf), normal(hidden)) if biased else ()
+    if scales and not biases:
+        biases = (None, None)
     states = jnp.asarray(rng.standard_normal((len(index), hidden)), dtype)
     routed = jnp.asarray(rng.random(index.shape), routing)
-    return Layer((states, jnp.asarray(index, jnp.int32), routed, *weights, *biases), form)
+    return Layer((states, jnp.asarray(index, jnp.int32), routed, *weights, *biases, *scales), form)

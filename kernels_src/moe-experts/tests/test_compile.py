@@ -33,9 +33,16 @@ REPRESENTATIVE = [
     ("gpt-oss-20b-ep8", 256, "bfloat16"),
     ("nemotron-3-nano-ep8", 8, "bfloat16"),
     ("mixtral-8x7b-ep8", 8, "bfloat16"),
+    ("qwen3-30b-a3b-ep8", 64, "int8"),
+    ("gpt-oss-20b-ep8", 8, "int8"),
 ]
 WHOLE = [
-    (case.name, tokens, dtype) for case in CASES for tokens in TOKENS for dtype in ("bfloat16", "float32")
+    (case.name, tokens, dtype)
+    for case in CASES
+    for tokens in TOKENS
+    for dtype in ("bfloat16", "float32", "int8")
+    # (Int8 weights that a call has no room for are made floats by XLA.)
+    if dtype != "int8" or tokens < 512
 ]
 WHOLE += [("odd", tokens, dtype) for tokens in (1, 5, 130) for dtype in ("bfloat16", "float32")]
 ODD = Case("odd", 2, 4, 4, 100, 36, biased=True)
@@ -54,6 +61,7 @@ def test_whole_matrix_compiles(generation):
 
 def _job(generation: str, name: str, tokens: int, dtype: str) -> analysis.Job:
     case = BY_NAME.get(name, ODD)
+    weights, dtype = dtype, "bfloat16" if dtype == "int8" else dtype
 
     def array(*shape: int, dtype: str = dtype) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -66,11 +74,13 @@ def _job(generation: str, name: str, tokens: int, dtype: str) -> analysis.Job:
         array(tokens, hidden),
         array(tokens, case.choices, dtype=jnp.int32),
         array(tokens, case.choices, dtype=jnp.float32),
-        array(experts, *into),
-        array(experts, *back),
+        array(experts, *into, dtype=weights),
+        array(experts, *back, dtype=weights),
     ]
-    if case.biased:
-        arguments += [array(experts, case.rows), array(experts, hidden)]
+    vectors = [(experts, case.rows), (experts, hidden)]
+    arguments += [array(*vector) for vector in vectors] if case.biased else [None, None]
+    if weights == "int8":
+        arguments += [array(*vector, dtype="float32") for vector in vectors]
     # A new function each time: jax would else take one generation's trace for another.
     function = functools.partial(functions.fused_experts, tpu=generation, **case.form)
     return analysis.Job(function, tuple(arguments), generation)

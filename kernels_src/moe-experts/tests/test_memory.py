@@ -35,6 +35,9 @@ LAYERS = {
     ),
     "biased": (9, 4, 8, 8, 96, 160, None, {"biased": True, **GPT_OSS}),
     "interleaved-many-tokens": (140, 1, 3, 3, 64, 96, None, {**GPT_OSS}),
+    "int8": (9, 2, 6, 8, 128, 256, None, {"dtype": "bfloat16", "quantised": True}),
+    "int8-gathered": (140, 1, 4, 4, 96, 160, Config(320, 96, 1, 1, 32, VMEM), {
+        "dtype": "bfloat16", "biased": True, "quantised": True, **GPT_OSS}),
     "biased-not-transposed": (9, 4, 8, 8, 128, 256, None, {"biased": True}),
 }  # fmt: skip
 

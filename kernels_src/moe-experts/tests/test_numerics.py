@@ -32,6 +32,8 @@ FORMS = {
     "gpt-oss": {**GPT_OSS, "biased": True},
     "gpt-oss-not-transposed": {**GPT_OSS, "transposed": False, "biased": True},
     "clamped": {"limit": 0.5},
+    "int8": {"quantised": True},
+    "int8-gpt-oss": {**GPT_OSS, "biased": True, "quantised": True},
 }
 
 
@@ -97,7 +99,7 @@ def test_pieces_and_slots_do_not_change_the_result(config, transposed):
     assert relative_l2(out, made.expected()) <= 1e-5
 
 
-@pytest.mark.parametrize("form", ["silu", "gelu-tanh", "gpt-oss", "no-gate"])
+@pytest.mark.parametrize("form", ["silu", "gelu-tanh", "gpt-oss", "no-gate", "int8"])
 @pytest.mark.parametrize(("tokens", "among"), [(1, 4), (130, 4), (300, 16), (256, 1)])
 def test_gathered_tokens(form, tokens, among):
     """Experts with no, few, a tile's and several tiles' tokens."""
@@ -151,7 +153,7 @@ def test_nothing_to_do_gives_zeros():
     assert interpreted(*made.operands).shape == (0, 64)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if not FORMS[form].get("quantised")])
 def test_gradient_and_many_tokens_agree_with_the_reference(form):
     """Both are those of the grouped matmuls."""
     rng = np.random.default_rng(1)
@@ -175,9 +177,38 @@ def test_gradient_and_many_tokens_agree_with_the_reference(form):
     assert relative_l2(interpreted(*many, **form), f64(reference.fused_experts(*many, **form))) <= 1e-5
 
 
+def test_gradient_with_int8_weights():
+    rng = np.random.default_rng(0)
+    made = layer(rng.integers(0, 5, (9, 3)), experts=5, hidden=64, intermediate=64, quantised=True)
+    states, index, routing, into, back, _, _, *scales = made.operands
+    grad = jnp.asarray(rng.standard_normal(states.shape), jnp.float32)
+
+    def results(function):
+        def run(states, routing, *scales):
+            return function(states, index, routing, into, back, None, None, *scales)
+
+        out, pullback = jax.vjp(run, states, routing, *scales)
+        return [out, *pullback(grad)]
+
+    for actual, expected in zip(results(interpreted), results(reference.fused_experts), strict=True):
+        assert relative_l2(actual, f64(expected)) <= 1e-5
+
+
 def shape(tokens, dtype=jnp.bfloat16, hidden=2048, intermediate=768):
     return functions.Shape(
-        tokens, 8, 16, hidden, intermediate, 2 * intermediate, dtype, jnp.float32, False, True, False, False
+        tokens,
+        8,
+        16,
+        hidden,
+        intermediate,
+        2 * intermediate,
+        dtype,
+        dtype,
+        jnp.float32,
+        False,
+        True,
+        False,
+        False,
     )
 
 

@@ -150,3 +150,45 @@ def stuck(x):
         scratch_shapes=[pltpu.SemaphoreType.DMA],
         name="stuck",
     )(x)
+
+
+def fetched_by_own_counts(table, pages, *, looped=False):
+    """Fetches, for each of the first 4 numbers, as many pages as the table has of it; vector unit counts them."""
+
+    def kernel(table, pages, out, ids, counted, counts, buffer, semaphore):
+        def copy(source, target):
+            moved = pltpu.make_async_copy(source, target, semaphore)
+            moved.start()
+            moved.wait()
+
+        copy(table, ids)
+        number = jax.lax.broadcasted_iota(jnp.int32, counted.shape, 1)
+        same = jnp.where(ids[...] == number, 1.0, 0.0)
+        counted[...] = jnp.sum(same, axis=0, keepdims=True).astype(jnp.int32)
+        if looped:
+            jax.lax.fori_loop(0, 2, lambda _, none: copy(counted, counts), None)
+        else:
+            copy(counted, counts)
+        out[...] = jnp.zeros_like(out)
+
+        def page(index, _):
+            copy(pages.at[index], buffer)
+            out[...] += buffer[...]
+
+        for each in range(4):
+            jax.lax.fori_loop(0, counts[0, each], page, None)
+
+    page = pages.shape[1:]
+    return pl.pallas_call(
+        kernel,
+        in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * 2,
+        out_shape=shape(*page, dtype=pages.dtype),
+        scratch_shapes=[
+            pltpu.VMEM(table.shape, jnp.int32),
+            pltpu.VMEM((1, 128), jnp.int32),
+            pltpu.SMEM((1, 128), jnp.int32),
+            pltpu.VMEM(page, pages.dtype),
+            pltpu.SemaphoreType.DMA,
+        ],
+        name="fetched_by_own_counts",
+    )(table, pages)

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tpu_kernels.analysis import compiler
+from tpu_kernels.analysis.workload import parse_workload
 from tpu_kernels.cli import app
 from tpu_kernels.errors import AnalysisError
 
@@ -48,6 +49,23 @@ def test_writes_the_timeline_of_a_layer(tmp_path: Path) -> None:
     text = run(*CASE, "--op", "experts", "--trace", tmp_path / "trace.json")
     assert "beside" in text
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+@needs_libtpu
+@pytest.mark.parametrize("case", ["qwen3-30b-a3b:decode:8:ep8", "gpt-oss-120b:decode:2:ep8"])
+def test_a_layer_in_one_call_reads_the_experts_that_have_tokens(case: str) -> None:
+    workload = parse_workload(case)
+    command = ["simulate", "moe-experts", "--case", case, "--json"]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    [profile] = json.loads(done.stdout)
+    read = {part["operand"]: part["read_bytes"] for part in profile["traffic"]}
+    # (Rows of 2880 are padded to whole registers.)
+    active = sum(size > 0 for size in workload.group_sizes[: workload.local_experts])
+    an_expert = workload.hidden * workload.intermediate * 2
+    assert read["down_proj"] == pytest.approx(active * an_expert, rel=0.03)
+    assert read["gate_up_proj"] == 2 * read["down_proj"]
+    assert profile["xla_ops"] == []
 
 
 @needs_libtpu

@@ -41,6 +41,17 @@ def test_a_branch_on_a_value_of_the_vector_unit_is_an_error() -> None:
         follow(text)
 
 
+def test_what_is_under_a_false_predicate_may_be_nonsense() -> None:
+    operand = "%s1_s1 = inlined_call_operand.hbm [shape: s32[128], index: 0, kind: input, shape index: {}]"
+    nonsense = (
+        "%s3_s3 = smul.u32 (%p2_p2), %s1_s1, 3  ;;  %p4_p2 = scmp.lt.s32.totalorder (%p2_p2), %s1_s1, 3"
+    )
+    trace = follow(
+        scalar(operand, "%s3_s3 = smov.u32 7", "%p2_p2 = scmp.lt.s32.totalorder 2, 1", nonsense, WAIT_FOR)
+    )
+    assert trace.events[-1].amount == 7
+
+
 def test_an_unknown_value_that_nothing_depends_on_does_no_harm() -> None:
     trace = follow(scalar("%s2_s2 = spop %1", "%3 = sst [smem:[#allocation1]] %s2_s2"))
     assert list(trace.blocks) == [0, 1]

@@ -94,6 +94,18 @@ def test_integers_that_xla_computes_are_evaluated() -> None:
     assert profile.xla_ms > 0
 
 
+def test_what_a_kernel_counts_itself_is_evaluated() -> None:
+    table = np.random.default_rng(0).integers(0, 9, (40, 1))
+    ids, given = shape(40, 1, dtype="int32"), {"table": table}
+    profile = analysis.simulate(kernels.fetched_by_own_counts, ids, PAGES, data=given)
+    assert traffic(profile)["pages"] == ((table < 4).sum() * PAGE, 0)
+    copied = "control flow depends on scalar memory that was copied from vector memory"
+    with pytest.raises(SimulationError, match=copied):
+        analysis.simulate(kernels.fetched_by_own_counts, ids, PAGES)
+    with pytest.raises(SimulationError, match=copied):
+        analysis.simulate(kernels.fetched_by_own_counts, ids, PAGES, data=given, static={"looped": True})
+
+
 def test_kernels_in_loops_and_several_kernels_add_up() -> None:
     counts = [2, 3, 4, 0]
     profile = analysis.simulate(

@@ -68,7 +68,9 @@ class CodeGenerator:
             arguments = [self._value(argument) for argument in op.args]
             value = EXPRESSIONS[op.op].format(*arguments, arguments=",".join(arguments))
             if op.guard is not None:
-                value = f"choose({self._value(op.guard)},{value},{writes.get(register, register)})"
+                # Under a false predicate the operands may be anything, also what cannot be computed with.
+                guard, old = self._value(op.guard), writes.get(register, register)
+                value = f"({value} if {guard} is True else choose({guard},None,{old}))"
             if storing and "M[" in value:
                 loads.append(f"load{len(loads)}={value}")
                 value = f"load{len(loads) - 1}"

@@ -17,7 +17,7 @@ from .values import Pointer, Unknown, choose, floating
 _LONGEST_RUN = 50_000_000  # blocks
 _ALLOCATION = 1 << 20  # the addresses of an allocation are further apart than any offset
 _CORE_INDEX = "allocation0"  # which core of the chip it is; the first does what there is but one of
-_WORD = 4
+_WORD, _LANES = 4, 128
 
 
 class _ScalarMemory(dict[int, Any]):
@@ -42,6 +42,7 @@ def run(
     schedule: Schedule,
     blocks: Sequence[Block],
     data: Mapping[int, Sequence[int]],
+    copied: Sequence[Sequence[int] | None] = (),
     *,
     granule: int,
     names: Sequence[str],
@@ -52,13 +53,14 @@ def run(
         schedule: The kernel.
         blocks: Its basic blocks.
         data: The integers that operands hold, flat, by the operand's index.
+        copied: What each DMA from vector to scalar memory brings, in order; None where that is not known.
         granule: Bytes that a DMA counts in.
         names: Of the operands and results, for messages.
 
     Raises:
         SimulationError: Where it goes depends on something that is not known, or it does not end.
     """
-    machine = _Machine(schedule, data, granule, names)
+    machine = _Machine(schedule, data, copied, granule, names)
     machine.execute(blocks)
     return Trace(machine.steps, machine.events, machine.delays)
 
@@ -68,6 +70,7 @@ class _Machine:
         self,
         schedule: Schedule,
         data: Mapping[int, Sequence[int]],
+        copied: Sequence[Sequence[int] | None],
         granule: int,
         names: Sequence[str],
     ) -> None:
@@ -76,6 +79,7 @@ class _Machine:
         self.delays: dict[int, int] = {}
         self._bundles = schedule.bundles
         self._data = data
+        self._copied = iter(copied)
         self._words = granule // _WORD
         self._names = names
         self._addresses = _allocate(schedule)
@@ -167,12 +171,21 @@ class _Machine:
         """Integers on their way into scalar memory."""
         count = amount * self._words
         if not isinstance(source, Pointer):
-            self._memory.update(
-                {
-                    destination + place: Unknown("scalar memory that was copied from vector memory")
-                    for place in range(count)
-                }
-            )
+            copied = next(self._copied, None)
+            if copied is None:
+                unknown = Unknown(
+                    "scalar memory that was copied from vector memory, where what is in it is not known; it is found "
+                    "where a kernel without a grid copies a whole buffer, outside of loops and branches, that holds "
+                    "what is made of operands that data= gives"
+                )
+                self._memory.update({destination + place: unknown for place in range(count)})
+            elif len(copied) > count or count - len(copied) >= _LANES:
+                raise SimulationError(
+                    f"a copy of {count} words from vector to scalar memory is not the one of {len(copied)} that the "
+                    f"function has in its place"
+                )
+            else:
+                self._memory.update({destination + place: wrap(value) for place, value in enumerate(copied)})
         elif isinstance(source.offset, Unknown):
             self._memory.update({destination + place: source.offset for place in range(count)})
         else:

@@ -70,15 +70,20 @@ def load_kernel(bundles: str, utilization: str, calibration: Calibration) -> Ker
 
 
 def follow(
-    kernel: Kernel, data: Mapping[int, Sequence[int]], names: Sequence[str], calibration: Calibration
+    kernel: Kernel,
+    data: Mapping[int, Sequence[int]],
+    copied: Sequence[Sequence[int] | None],
+    names: Sequence[str],
+    calibration: Calibration,
 ) -> Trace:
-    """What a kernel does when its operands hold `data`; `names` are for messages.
+    """What a kernel does when its operands hold `data` and it copies `copied` to scalar memory; `names` are for
+    messages.
 
     Raises:
         SimulationError: That cannot be told.
     """
     granule = calibration.memory.granule_bytes
-    return run(kernel.schedule, kernel.blocks, data, granule=granule, names=names)
+    return run(kernel.schedule, kernel.blocks, data, copied, granule=granule, names=names)
 
 
 def time(kernel: Kernel, trace: Trace, calibration: Calibration) -> KernelRun:

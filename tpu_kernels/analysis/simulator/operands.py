@@ -15,6 +15,7 @@ from typing import Any
 from ...errors import SimulationError
 from ..export import Bound
 from ..target import CompileTarget
+from .copies import copied_values
 
 _WORD, _LANES = 4, 128
 _LARGEST_IN_SCALAR_MEMORY = 1 << 20  # elements of an operand that can control a kernel
@@ -46,11 +47,13 @@ class KernelCall:
         site: Where in the function it is; a kernel in a loop is called several times from one site.
         shapes: Of its operands and results.
         data: The operands' values, as scalar memory has them, where they are known integers; by place.
+        copied: What the kernel itself copies from vector to scalar memory, in order; None where that is not known.
     """
 
     site: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     data: Mapping[int, tuple[int, ...]]
+    copied: tuple[tuple[int, ...] | None, ...] = ()
 
 
 def find_kernel_calls(bound: Bound, data: Mapping[str, Any], target: CompileTarget) -> list[KernelCall]:
@@ -172,17 +175,25 @@ def _apply(
 
 
 def _call(eqn: Any, operands: list[Known], site: tuple[int, ...]) -> KernelCall:
+    known = {place: _words(value) for place, value in enumerate(operands)}
+    data = {place: words for place, words in known.items() if words is not None}
+    copied = copied_values(
+        eqn, operands, lambda jaxpr, consts, values: _evaluate(jaxpr, consts, values, (), [])
+    )
+    atoms = [*eqn.invars, *eqn.outvars]
+    shapes = tuple(tuple(atom.aval.shape) for atom in atoms)
+    return KernelCall(site, shapes, data, tuple(map(_words, copied)))
+
+
+def _words(value: Known) -> tuple[int, ...] | None:
+    """An array as scalar memory has it; None for one that is not known, or of no integers."""
     import numpy as np
 
-    data = {}
-    for place, value in enumerate(operands):
-        array = None if value is None else np.asarray(value)
-        if array is not None and array.dtype.kind in "iu" and array.size <= _LARGEST_IN_SCALAR_MEMORY:
-            words = _stored(array)
-            if words is not None:
-                data[place] = tuple(words.tolist())
-    atoms = [*eqn.invars, *eqn.outvars]
-    return KernelCall(site, tuple(tuple(atom.aval.shape) for atom in atoms), data)
+    array = None if value is None else np.asarray(value)
+    if array is None or array.dtype.kind not in "iu" or array.size > _LARGEST_IN_SCALAR_MEMORY:
+        return None
+    words = _stored(array)
+    return None if words is None else tuple(words.tolist())
 
 
 def _stored(array: Array) -> Array | None:

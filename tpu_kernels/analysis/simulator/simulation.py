@@ -89,7 +89,7 @@ def simulate_many(
     jobs = list(jobs)
     calibrations = [load_calibration(parse_target(job.tpu).generation) for job in jobs]
     reports = compile_many(jobs, workers=workers, timeout=timeout, on_report=on_report)
-    return [_profile(*each) for each in zip(jobs, reports, calibrations, strict=True)]
+    return [profile_of(*each) for each in zip(jobs, reports, calibrations, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,15 @@ class CalledKernel:
         name: The kernel's.
         bundles, utilization: The compiler's texts on it.
         operands: Names of its operands and results.
-        calls: The integers in its operands, by place, and how often it is called on them.
+        calls: The integers in its operands, by place; those that it copies to scalar memory; and how often it is
+            called on them.
     """
 
     name: str
     bundles: str
     utilization: str
     operands: tuple[str, ...]
-    calls: tuple[tuple[Mapping[int, tuple[int, ...]], int], ...]
+    calls: tuple[tuple[Mapping[int, tuple[int, ...]], tuple[tuple[int, ...] | None, ...], int], ...]
 
 
 def called_kernels(job: Job, report: CompileReport) -> list[CalledKernel]:
@@ -129,7 +130,7 @@ def called_kernels(job: Job, report: CompileReport) -> list[CalledKernel]:
     called = []
     for kernel, runs in _assigned(report, calls):
         # A kernel that is called twice on the same integers does the same.
-        distinct = Counter(tuple(sorted(call.data.items())) for call in runs)
+        distinct = Counter((tuple(sorted(call.data.items())), call.copied) for call in runs)
         results = len(kernel.dims) - len(kernel.operands)
         called.append(
             CalledKernel(
@@ -137,18 +138,18 @@ def called_kernels(job: Job, report: CompileReport) -> list[CalledKernel]:
                 unpack(report.bundles[kernel.instruction]),
                 unpack(report.utilization[kernel.instruction]),
                 (*kernel.operands, *(f"result {n}" if results > 1 else "result" for n in range(results))),
-                tuple((dict(data), count) for data, count in distinct.items()),
+                tuple((dict(data), copied, count) for (data, copied), count in distinct.items()),
             )
         )
     return called
 
 
-def _profile(job: Job, report: CompileReport, calibration: Calibration) -> Profile:
+def profile_of(job: Job, report: CompileReport, calibration: Calibration) -> Profile:
     summary = _Summary(calibration)
     for called in called_kernels(job, report):
         kernel = load_kernel(called.bundles, called.utilization, calibration)
-        for data, count in called.calls:
-            trace = follow(kernel, data, called.operands, calibration)
+        for data, copied, count in called.calls:
+            trace = follow(kernel, data, copied, called.operands, calibration)
             summary.add(called.name, time(kernel, trace, calibration), called.operands, count)
     return summary.profile(report)
 

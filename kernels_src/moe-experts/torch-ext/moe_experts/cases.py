@@ -59,3 +59,49 @@ CASES: tuple[Case, ...] = (
     *_spread(Case("mixtral-8x7b", 2, 8, 8, 4096, 14336)),
 )
 TOKENS = (1, 8, 64, 256, 512)
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of one of the kernel's ops.
+
+    Attributes:
+      op: name of the op.
+      part: which part of the layer it is.
+      arguments: arrays by name: a pair of shape and dtype, or integers that count.
+      static: other arguments.
+    """
+
+    op: str
+    part: str
+    arguments: dict[str, Any]
+    static: dict[str, Any]
+
+
+def calls(workload: Any) -> list[Call]:
+    """A model's experts layer in bf16, as one call, for `tpu-kernels compile` and `simulate`.
+
+    Args:
+      workload: the layer's sizes and routing: `model`, `tokens`, `hidden`, `intermediate`, `local_experts`, `top_k`,
+        `top_k_index`, `transposed` and `activation`, as in `tpu_kernels.analysis`.
+    """
+    experts, hidden, inner = workload.local_experts, workload.hidden, workload.intermediate
+    into, back = (2 * inner, hidden), (hidden, inner)
+    if workload.transposed:
+        into, back = into[::-1], back[::-1]
+    arguments: dict[str, Any] = {
+        "hidden_states": ((workload.tokens, hidden), "bfloat16"),
+        # Those of other chips count from the number of experts on.
+        "top_k_index": workload.top_k_index,
+        "top_k_weights": ((workload.tokens, workload.top_k), "float32"),
+        "gate_up_proj": ((experts, *into), "bfloat16"),
+        "down_proj": ((experts, *back), "bfloat16"),
+    }
+    if workload.model.startswith("gpt-oss"):
+        arguments["gate_up_bias"] = ((experts, 2 * inner), "bfloat16")
+        arguments["down_bias"] = ((experts, hidden), "bfloat16")
+        return [Call("fused_experts", "", arguments, GPT_OSS)]
+    if workload.activation is None:
+        return []
+    form = {"activation": workload.activation, "transposed": workload.transposed}
+    return [Call("fused_experts", "", arguments, form)]

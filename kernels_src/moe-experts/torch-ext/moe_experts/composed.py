@@ -20,6 +20,8 @@ def composed_experts(
     down_proj: jax.Array,
     gate_up_bias: jax.Array | None = None,
     down_bias: jax.Array | None = None,
+    gate_up_scale: jax.Array | None = None,
+    down_scale: jax.Array | None = None,
     *,
     gate: Gate,
     transposed: bool,
@@ -28,6 +30,11 @@ def composed_experts(
 ) -> jax.Array:
     """The experts of a layer: see `functions.fused_experts`."""
     count, hidden = gate_up_proj.shape[0], hidden_states.shape[1]
+    if gate_up_scale is not None and down_scale is not None:
+        gate_up_proj, down_proj = (
+            (weight * (scale[:, None, :] if transposed else scale[:, :, None])).astype(hidden_states.dtype)
+            for weight, scale in ((gate_up_proj, gate_up_scale), (down_proj, down_scale))
+        )
     # Other ranks' experts sort last and are in no group.
     top_k_index = jnp.where(top_k_index < 0, count, top_k_index)
     if gate_up_bias is None and gate == Gate(gate.activation) and gate.activation in RAGGED_ACTIVATIONS:

@@ -31,18 +31,20 @@ BANDWIDTH = {"v4": 1.2e12, "v5e": 0.82e12, "v5p": 2.77e12, "v6e": 1.64e12, "tpu7
 DENSE_TOKENS = {"v4": 64, "v5e": 128, "v5p": 64, "v6e": 256, "tpu7x": 256}
 FEW_TOKENS, FEW_ROWS, ROWS = 256, 32, 64
 # Above, products cost more than weights, and a grouped matmul over sorted rows is the better program.
-MOST_TOKENS = {"v4": 256, "v5e": 512, "v5p": 512, "v6e": 1024, "tpu7x": 512}
+MOST_TOKENS = {"v4": 256, "v5e": 1024, "v5p": 512, "v6e": 1024, "tpu7x": 512}
 
 
 def choose(shape: Shape, tpu: str) -> Config | None:
     """The config for `shape` on a generation; None where a grouped matmul should do it: too many tokens, or no room.
 
     Example:
-      >>> shape = Shape(8, 8, 128, 2048, 768, 1536, jnp.bfloat16, jnp.float32, False, False, False, False)
+      >>> shape = Shape(8, 8, 128, 2048, 768, 1536, jnp.bfloat16, jnp.bfloat16, jnp.float32, False, False, False, False)
       >>> choose(shape, "v6e").gate_up_piece
       768
     """
-    gathers = shape.tokens > DENSE_TOKENS[tpu]
+    # Narrower weights hide fewer products.
+    narrower = jnp.dtype(shape.dtype).itemsize // jnp.dtype(shape.weight_dtype).itemsize
+    gathers = shape.tokens > DENSE_TOKENS[tpu] // max(1, narrower)
     # Tokens in f32 are not gathered: a product with a one-hot matrix would cost several passes.
     if shape.tokens > MOST_TOKENS[tpu] or (gathers and shape.dtype != jnp.bfloat16):
         return None
@@ -57,7 +59,7 @@ def choose(shape: Shape, tpu: str) -> Config | None:
 
 def _candidates(shape: Shape, tpu: str, rows: int, limit: int) -> Iterator[Config]:
     """Configs from the wanted one to ever less vector memory: fewer pieces ahead, then smaller ones."""
-    size = jnp.dtype(shape.dtype).itemsize
+    size = jnp.dtype(shape.weight_dtype).itemsize
     gate_up_row, down_row = shape.hidden * size, shape.intermediate * size
     an_expert = shape.gate_up_columns * gate_up_row + shape.hidden * down_row
     ahead = min(pl.cdiv(int(SECONDS_AHEAD * BANDWIDTH[tpu]), an_expert), MOST_AHEAD)

@@ -29,6 +29,8 @@ def fused_experts(
     down_proj: jax.Array,
     gate_up_bias: jax.Array | None = None,
     down_bias: jax.Array | None = None,
+    gate_up_scale: jax.Array | None = None,
+    down_scale: jax.Array | None = None,
     *,
     transposed: bool = False,
     activation: str = "silu",
@@ -50,9 +52,10 @@ def fused_experts(
       hidden_states: [T, H], bf16 or f32.
       top_k_index: [T, k] int32. An index of E or more is another rank's expert: it contributes nothing.
       top_k_weights: [T, k], bf16 or f32.
-      gate_up_proj: [E, U, H], or [E, H, U] when `transposed`; the dtype of `hidden_states`.
+      gate_up_proj: [E, U, H], or [E, H, U] when `transposed`; the dtype of `hidden_states`, or int8.
       down_proj: [E, H, I], or [E, I, H] when `transposed`.
       gate_up_bias, down_bias: [E, U] and [E, H]; both or none.
+      gate_up_scale, down_scale: [E, U] and [E, H], f32: what the columns of int8 weights are multiplied by.
       activation, gated, interleaved, alpha, limit, up_offset: see `activations.Gate`.
       tpu: generation that the kernel is made for.
       config: in place of the chosen one.
@@ -63,9 +66,9 @@ def fused_experts(
     """
     gate = Gate(activation, gated, interleaved, alpha, limit, up_offset)
     static = _Static(gate, transposed, tpu, config, interpret)
-    biases = () if gate_up_bias is None else (gate_up_bias, down_bias)
+    vectors = (gate_up_bias, down_bias, gate_up_scale, down_scale)
     index = top_k_index.astype(jnp.int32)
-    return _fused_experts(static, hidden_states, index, top_k_weights, gate_up_proj, down_proj, *biases)
+    return _fused_experts(static, hidden_states, index, top_k_weights, gate_up_proj, down_proj, *vectors)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,8 +83,8 @@ class _Static:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _fused_experts(static: _Static, *operands: jax.Array) -> jax.Array:
-    hidden_states, index, weights, gate_up, down, *biases = operands
+def _fused_experts(static: _Static, *operands: Any) -> jax.Array:
+    hidden_states, index, weights, gate_up, down, *vectors = operands
     if hidden_states.size == 0 or index.size == 0 or down.size == 0:
         return jnp.zeros_like(hidden_states)
     shape = shape_of(
@@ -92,7 +95,7 @@ def _fused_experts(static: _Static, *operands: jax.Array) -> jax.Array:
         down,
         gate=static.gate,
         transposed=static.transposed,
-        biased=bool(biases),
+        biased=vectors[0] is not None,
     )
     config = static.config or choose(shape, static.tpu)
     if config is None:
@@ -107,11 +110,12 @@ def _fused_experts(static: _Static, *operands: jax.Array) -> jax.Array:
         # Else XLA may bring all experts' weights to vector memory ahead of the call, active or not.
         gate_up, down = (pltpu.with_memory_space_constraint(w, pltpu.HBM) for w in (gate_up, down))
     named = {"index": index, "weights": weights, "x": hidden_states, "gate_up": gate_up, "down": down}
-    named |= dict(zip(("gate_up_bias", "down_bias"), biases, strict=False))
+    of_columns = zip(("gate_up_bias", "down_bias", "gate_up_scale", "down_scale"), vectors, strict=True)
+    named |= {name: vector for name, vector in of_columns if vector is not None}
     return call(named, shape, static.gate, config, static.interpret)
 
 
-def _composed(static: _Static, *operands: jax.Array) -> jax.Array:
+def _composed(static: _Static, *operands: Any) -> jax.Array:
     return composed_experts(
         *operands,
         gate=static.gate,
@@ -121,14 +125,14 @@ def _composed(static: _Static, *operands: jax.Array) -> jax.Array:
     )
 
 
-def _forward(static: _Static, *operands: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+def _forward(static: _Static, *operands: Any) -> tuple[jax.Array, tuple[Any, ...]]:
     return _fused_experts(static, *operands), operands
 
 
-def _backward(static: _Static, operands: tuple[jax.Array, ...], grad: jax.Array) -> tuple[Any, ...]:
+def _backward(static: _Static, operands: tuple[Any, ...], grad: jax.Array) -> tuple[Any, ...]:
     hidden_states, index, *floats = operands
 
-    def layer(hidden_states: jax.Array, *floats: jax.Array) -> jax.Array:
+    def layer(hidden_states: jax.Array, *floats: Any) -> jax.Array:
         return _composed(static, hidden_states, index, *floats)
 
     _, pullback = jax.vjp(layer, hidden_states, *floats)
@@ -161,6 +165,7 @@ def shape_of(
         intermediate=intermediate,
         gate_up_columns=gate.columns(intermediate),
         dtype=hidden_states.dtype,
+        weight_dtype=gate_up.dtype,
         routing_dtype=weights.dtype,
         biased=biased,
         choices_first=stored_transposed(*index.shape),

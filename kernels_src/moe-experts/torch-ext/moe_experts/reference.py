@@ -20,6 +20,8 @@ def fused_experts(
     down_proj: jax.Array,
     gate_up_bias: jax.Array | None = None,
     down_bias: jax.Array | None = None,
+    gate_up_scale: jax.Array | None = None,
+    down_scale: jax.Array | None = None,
     *,
     transposed: bool = False,
     activation: str = "silu",
@@ -34,22 +36,23 @@ def fused_experts(
     count = gate_up_proj.shape[0]
     tokens = hidden_states.astype(jnp.float32)
     biases = (jnp.zeros((count, 1)),) * 2 if gate_up_bias is None else (gate_up_bias, down_bias)
+    scales = (jnp.ones((count, 1)),) * 2 if gate_up_scale is None else (gate_up_scale, down_scale)
 
     def one_expert(total: jax.Array, item: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        index, into, back, into_bias, back_bias = item
+        index, into, back, into_bias, back_bias, into_scale, back_scale = item
         chosen = top_k_index == index  # [T, k]
         weight = jnp.sum(jnp.where(chosen, top_k_weights.astype(jnp.float32), 0), axis=1, keepdims=True)
         mine = jnp.any(chosen, axis=1, keepdims=True)
 
         def with_tokens(total: jax.Array) -> jax.Array:
             rows = jnp.where(mine, tokens, 0)
-            inner = gate.apply(_matmul(rows, into if transposed else into.T) + into_bias)
-            out = _matmul(inner, back if transposed else back.T) + back_bias
+            inner = gate.apply(_matmul(rows, into if transposed else into.T) * into_scale + into_bias)
+            out = _matmul(inner, back if transposed else back.T) * back_scale + back_bias
             return total + jnp.where(mine, weight * out, 0)
 
         return jax.lax.cond(jnp.any(mine), with_tokens, lambda total: total, total), None
 
-    experts = (jnp.arange(count), gate_up_proj, down_proj, *biases)
+    experts = (jnp.arange(count), gate_up_proj, down_proj, *biases, *scales)
     total, _ = jax.lax.scan(one_expert, jnp.zeros_like(tokens), experts)
     return total.astype(hidden_states.dtype)
 

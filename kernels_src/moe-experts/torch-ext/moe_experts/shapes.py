@@ -20,7 +20,8 @@ class Shape:
     Attributes:
       tokens, choices, experts, hidden, intermediate: T, k, E, H, I.
       gate_up_columns: U, 2I or without a gate I.
-      dtype: of weights, biases, tokens and result.
+      dtype: of biases, tokens and result.
+      weight_dtype: of weights; int8 with a scale for each column of a product, else `dtype`.
       routing_dtype: of the routing weights.
       biased: the experts have biases.
       choices_first: ids and routing weights come as [k, T].
@@ -35,11 +36,21 @@ class Shape:
     intermediate: int
     gate_up_columns: int
     dtype: Any
+    weight_dtype: Any
     routing_dtype: Any
     biased: bool
     choices_first: bool
     gate_up_contraction_first: bool
     down_contraction_first: bool
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """What experts have beside their weights, by name: a number for each column of a product."""
+        kinds = (
+            *(("bias",) if self.biased else ()),
+            *(("scale",) if self.weight_dtype != self.dtype else ()),
+        )
+        return tuple(f"{product}_{kind}" for kind in kinds for product in ("gate_up", "down"))
 
 
 @dataclasses.dataclass(frozen=True)

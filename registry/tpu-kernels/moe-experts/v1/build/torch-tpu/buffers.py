@@ -12,7 +12,7 @@ from .shapes import LANES, Config, Shape, round_up
 
 F32 = jnp.float32
 # Of the copies that are no pieces of weights: those made whole at the start, then these two.
-COUNTS_ARRIVED, OUT_ARRIVED, SEMAPHORES = 5, 6, 7
+COUNTS_ARRIVED, OUT_ARRIVED, SEMAPHORES = 7, 8, 9
 # Columns that one activation takes.
 ACTIVATION_BLOCK = 256
 
@@ -60,15 +60,15 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
             parts.append((f"{name}_rest", rest, max(1, slots // whole)))
         for part, size, count in parts:
             one = (contraction, size) if contraction_first else (size, contraction)
-            buffers[f"{part}_slots"] = vmem((count, *one), shape.dtype)
+            buffers[f"{part}_slots"] = vmem((count, *one), shape.weight_dtype)
             buffers[f"{part}_arrived"] = dma((count,))
     if columns != tokens:
         buffers["x_padded"] = vmem((columns, hidden), shape.dtype)
-    if shape.biased:
-        for name, length in (("gate_up_bias", shape.gate_up_columns), ("down_bias", hidden)):
-            buffers[name] = vmem((shape.experts, length), shape.dtype)
-            buffers[f"{name}_rows"] = vmem((shape.experts, length), F32)
-            buffers[f"{name}_row"] = vmem((1, length), F32)
+    for name in shape.vectors:
+        length = shape.gate_up_columns if name.startswith("gate_up") else hidden
+        buffers[name] = vmem((shape.experts, length), F32 if name.endswith("scale") else shape.dtype)
+        buffers[f"{name}_rows"] = vmem((shape.experts, length), F32)
+        buffers[f"{name}_row"] = vmem((1, length), F32)
     if rows:
         buffers |= {
             "ranks": vmem((experts, columns), F32),

@@ -155,9 +155,8 @@ def _kernel(
     dot = functools.partial(_dot, exact=exact_products)
     tokens, hidden = ref.x_hbm.shape
     columns, rows = config.columns(tokens), config.rows
-    biased = shape.biased
 
-    whole = ["index", "weights", "x", *(["gate_up_bias", "down_bias"] if biased else [])]
+    whole = ["index", "weights", "x", *shape.vectors]
     copies = {
         name: pltpu.make_async_copy(getattr(ref, f"{name}_hbm"), getattr(ref, name), ref.arrived.at[i])
         for i, name in enumerate(whole)
@@ -205,9 +204,9 @@ def _kernel(
     if rows:
         _rank(ref, chosen, tokens, dot)
         _take_out_what_is_not_finite(ref, x, shape.experts)
-    for name in ("gate_up", "down") if biased else ():
-        copies[f"{name}_bias"].wait()
-        getattr(ref, f"{name}_bias_rows")[...] = getattr(ref, f"{name}_bias")[...].astype(F32)
+    for name in shape.vectors:
+        copies[name].wait()
+        getattr(ref, f"{name}_rows")[...] = getattr(ref, name)[...].astype(F32)
 
     def write(at: Any, size: int) -> None:
         """Sends columns of the result that are complete on their way."""
@@ -220,8 +219,8 @@ def _kernel(
 
     def layer(step: Any) -> None:
         e = ref.active[step]
-        for name in ("gate_up", "down") if biased else ():
-            getattr(ref, f"{name}_bias_row")[...] = getattr(ref, f"{name}_bias_rows")[pl.ds(e, 1), :]
+        for name in shape.vectors:
+            getattr(ref, f"{name}_row")[...] = getattr(ref, f"{name}_rows")[pl.ds(e, 1), :]
 
         def tiles(visit: Callable[[Any], None]) -> None:
             _repeat(pl.cdiv(ref.counts[0, e], rows) if rows else 1, visit)
@@ -234,9 +233,13 @@ def _kernel(
                     def block(at: Any, size: int) -> None:
                         def product(value: jax.Array) -> jax.Array:
                             contract = (1, 0 if stream.contraction_first else 1)
-                            result = dot(value, stream.read(slot, at, size), contract=contract)
-                            if biased:
-                                result += getattr(ref, f"{name}_bias_row")[:, pl.ds(first + at, size)]
+                            weights = stream.read(slot, at, size).astype(value.dtype)
+                            result = dot(value, weights, contract=contract)
+                            there = (slice(None), pl.ds(first + at, size))
+                            if f"{name}_scale" in shape.vectors:
+                                result *= getattr(ref, f"{name}_scale_row")[there]
+                            if f"{name}_bias" in shape.vectors:
+                                result += getattr(ref, f"{name}_bias_row")[there]
                             return result
 
                         visit(first + at, size, product)
@@ -416,7 +419,7 @@ def call(
     Args:
       operands: by name: `index` and `weights` [k, T], or [T, k] unless `shape.choices_first`; `x` [T, H];
         `gate_up` [E, U, H] or [E, H, U] and `down` [E, H, I] or [E, I, H] as `shape` says; and for experts with
-        biases `gate_up_bias` [E, U] and `down_bias` [E, H].
+        biases `gate_up_bias` [E, U] and `down_bias` [E, H]; for int8 weights `gate_up_scale` and `down_scale` alike.
     """
     buffers = buffers_of(shape, config)
     names = (*(f"{name}_hbm" for name in operands), "out", *buffers)

@@ -33,12 +33,15 @@ def _cost(
     down_proj: Tensor,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    gate_up_scale: Tensor | None = None,
+    down_scale: Tensor | None = None,
     **form: object,
 ) -> Cost:
     pairs, experts = top_k_index.numel(), down_proj.shape[0]
     an_expert = gate_up_proj[0].numel() + down_proj[0].numel()
-    moved = min(experts, pairs) * an_expert + 2 * hidden_states.numel()
-    return Cost(flops=2 * pairs * an_expert, bytes=hidden_states.dtype.itemsize * moved)
+    weights = min(experts, pairs) * an_expert * gate_up_proj.dtype.itemsize
+    states = 2 * hidden_states.numel() * hidden_states.dtype.itemsize
+    return Cost(flops=2 * pairs * an_expert, bytes=weights + states)
 
 
 @op(
@@ -51,6 +54,8 @@ def _cost(
         "down_proj",
         "gate_up_bias",
         "down_bias",
+        "gate_up_scale",
+        "down_scale",
     ],
     cost=_cost,
     cases=CASES,
@@ -63,6 +68,8 @@ def fused_experts(
     down_proj: Tensor,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    gate_up_scale: Tensor | None = None,
+    down_scale: Tensor | None = None,
     *,
     transposed: bool = False,
     activation: str = "silu",
@@ -77,7 +84,8 @@ def fused_experts(
     One kernel call for the tokens of a decode step, which reads only the weights of experts that have tokens; for
     more than some hundred tokens, and for the gradient, grouped matmuls over tokens sorted by expert.
 
-    An expert computes ``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` unless `gated`.
+    An expert computes ``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` unless `gated`. With int8 weights it
+    reads half the bytes; above a decode step's tokens, and for the gradient, all of them are first made floats.
 
     Args:
       hidden_states: [T, H], bfloat16 or float32.
@@ -85,9 +93,11 @@ def fused_experts(
         (expert parallelism): it contributes nothing.
       top_k_weights: [T, k], bfloat16 or float32.
       gate_up_proj: [E, U, H], or [E, H, U] when `transposed`, with U = 2I, or U = I unless `gated`; the dtype of
-        `hidden_states`.
+        `hidden_states`, or int8.
       down_proj: [E, H, I], or [E, I, H] when `transposed`.
       gate_up_bias, down_bias: [E, U] and [E, H], both or none, in the dtype of `hidden_states`.
+      gate_up_scale, down_scale: [E, U] and [E, H] float32, for int8 weights: each column of a product is multiplied
+        by its number.
       transposed: both weights are stored with the contraction before the columns.
       activation: "silu", "gelu", "gelu_tanh", "relu" or "relu2".
       gated: the first product has gate and up columns.
@@ -97,7 +107,7 @@ def fused_experts(
       up_offset: is added to up.
 
     Returns: [T, H] in the dtype of `hidden_states`; sums are kept in float32. A token with an inf or NaN touches no
-      other token's row. Differentiable in everything but `top_k_index`.
+      other token's row. Differentiable in everything but `top_k_index` and int8 weights.
 
     Raises:
       InputError: shapes, dtypes or devices do not fit, or there is no such activation.
@@ -131,13 +141,24 @@ def fused_experts(
         (gate_up_bias is None) == (down_bias is None),
         "gate_up_bias and down_bias go together; give both or none",
     )
-    operands = {"gate_up_proj": gate_up_proj, "down_proj": down_proj}
-    if gate_up_bias is not None and down_bias is not None:
-        operands |= {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
-    for name, operand in operands.items():
+    scaled = gate_up_scale is not None and down_scale is not None
+    _check(
+        scaled == (gate_up_scale is not None or down_scale is not None),
+        "gate_up_scale and down_scale go together; give both or none",
+    )
+    weight_dtype = torch.int8 if scaled else hidden_states.dtype
+    for name, operand, dtype in (
+        ("gate_up_proj", gate_up_proj, weight_dtype),
+        ("down_proj", down_proj, weight_dtype),
+        ("gate_up_bias", gate_up_bias, hidden_states.dtype),
+        ("down_bias", down_bias, hidden_states.dtype),
+        ("gate_up_scale", gate_up_scale, torch.float32),
+        ("down_scale", down_scale, torch.float32),
+    ):
         _check(
-            operand.dtype == hidden_states.dtype,
-            f"hidden_states is {hidden_states.dtype} and {name} is {operand.dtype}; both must be the same",
+            operand is None or operand.dtype == dtype,
+            f"{name} is {getattr(operand, 'dtype', None)}; it must be {dtype}: weights and biases have the dtype of "
+            f"hidden_states, or with scales in float32 weights are int8",
         )
 
     tokens, hidden = hidden_states.shape
@@ -151,7 +172,8 @@ def fused_experts(
     else:
         _check_shape("down_proj", down_proj, (experts, hidden, inner), "[E, H, I]")
         _check_shape("gate_up_proj", gate_up_proj, (experts, rows, hidden), "[E, U, H]")
-    if gate_up_bias is not None and down_bias is not None:
-        _check_shape("gate_up_bias", gate_up_bias, (experts, rows), "[E, U]")
-        _check_shape("down_bias", down_bias, (experts, hidden), "[E, H]")
+    for kind, into, back in (("bias", gate_up_bias, down_bias), ("scale", gate_up_scale, down_scale)):
+        if into is not None and back is not None:
+            _check_shape(f"gate_up_{kind}", into, (experts, rows), "[E, U]")
+            _check_shape(f"down_{kind}", back, (experts, hidden), "[E, H]")
     return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
