@@ -6,6 +6,8 @@ and E head dimensions of keys and of values.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -15,11 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from . import reference
 from .config import choose
 from .kernel import call
-from .shapes import LANES, SUBLANES, Config, Shape, round_up, stored_transposed
-
-# More query rows of a kv head are no decode step any more.
-MOST_NEW = 8
-
+from .shapes import LANES, Config, Shape, stored_transposed
 
 def decode_attention(
     query: jax.Array,
@@ -29,7 +27,7 @@ def decode_attention(
     starts: jax.Array | None = None,
     sinks: jax.Array | None = None,
     *,
-    scale: float,
+    scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
     tpu: str = "v6e",
@@ -39,6 +37,7 @@ def decode_attention(
     """Attention of the L newest tokens of each sequence over its part of a static cache.
 
     One kernel call, which reads the keys and values that some token sees, to whole tiles, and nothing else of the cache.
+    The gradient is that of the reference, over the whole cache.
 
     Args:
       query: [B, Hq, L, D], bf16 or f32; Hq is a multiple of H.
@@ -48,7 +47,7 @@ def decode_attention(
         less; or [B, L], the end of the keys that each new token sees.
       starts: [B] or [B, L] int32, the first key that a sequence, or a new token, sees: left padding.
       sinks: [Hq], the score of a key without value that each query head sees beside the others.
-      scale: factor of the scores.
+      scale: factor of the scores; unless given 1 / sqrt(D).
       window: a token sees at most so many keys, the newest.
       softcap: scores x become ``softcap * tanh(x / softcap)``.
       tpu: generation that the kernel is made for.
@@ -57,6 +56,32 @@ def decode_attention(
 
     Returns: [B, Hq, L, E] in the dtype of `query`; zeros for a token that sees no key. Sums are in f32.
     """
+    static = _Static(scale or query.shape[-1] ** -0.5, window, softcap, tpu, config, interpret)
+    return _decode_attention(static, query, key, value, lengths, starts, sinks)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Static:
+    """What a program is specialised for. Compared by identity: `interpret` may be an unhashable record."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    tpu: str
+    config: Config | None
+    interpret: Any
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _decode_attention(
+    static: _Static,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    lengths: jax.Array,
+    starts: jax.Array | None,
+    sinks: jax.Array | None,
+) -> jax.Array:
     sequences, query_heads, new, dim = query.shape
     kv_heads, keys, value_dim = *key.shape[1:3], value.shape[3]
     if query.size == 0 or value.size == 0:
@@ -74,14 +99,13 @@ def decode_attention(
         key_transposed=stored_transposed(keys, dim),
         value_transposed=stored_transposed(keys, value_dim),
     )
-    config = config or choose(shape, tpu, window)
+    interpret = static.interpret
+    config = static.config or choose(shape, static.tpu, static.window)
     if config is None:
-        return reference.decode_attention(
-            query, key, value, lengths, starts, sinks, scale=scale, window=window, softcap=softcap
-        )
+        return _composed(static, query, key, value, lengths, starts, sinks)
     if interpret is True and config.block > keys:
-        config = Config(**{**vars(config), "block": keys})
-    firsts, ends = reference.bounds(lengths, starts, new=new, keys=keys, window=window)
+        config = dataclasses.replace(config, block=keys)
+    firsts, ends = reference.bounds(lengths, starts, new=new, keys=keys, window=static.window)
     some = firsts < ends
     first = jnp.min(jnp.where(some, firsts, keys), axis=1, keepdims=True)
     end = jnp.max(ends, axis=1, keepdims=True)
@@ -113,9 +137,33 @@ def decode_attention(
         sinks,
         shape=shape,
         config=config,
-        scale=scale,
-        softcap=softcap,
+        scale=static.scale,
+        softcap=static.softcap,
         interpret=interpret,
     )
     out = out[:, : config.heads * shape.head_rows].reshape(-1, shape.head_rows, value_dim)
     return out[:, : shape.rows].reshape(sequences, query_heads, new, value_dim)
+
+
+def _composed(static: _Static, *operands: Any) -> jax.Array:
+    return reference.decode_attention(
+        *operands, scale=static.scale, window=static.window, softcap=static.softcap
+    )
+
+
+def _forward(static: _Static, *operands: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+    return _decode_attention(static, *operands), operands
+
+
+def _backward(static: _Static, operands: tuple[Any, ...], grad: jax.Array) -> tuple[Any, ...]:
+    query, key, value, lengths, starts, sinks = operands
+
+    def attention(query: Any, key: Any, value: Any, sinks: Any) -> jax.Array:
+        return _composed(static, query, key, value, lengths, starts, sinks)
+
+    _, pullback = jax.vjp(attention, query, key, value, sinks)
+    *grads, grad_sinks = pullback(grad)
+    return *grads, None, None, grad_sinks
+
+
+_decode_attention.defvjp(_forward, _backward)

@@ -19,7 +19,7 @@ list of *works*, each the heads of one item of one sequence, and divides each in
         start the copies of the group that takes its place
 
 The core issues in order, and only independent work hides the latency of its units: hence the stages. Copies bring the
-valid keys only, to a whole tile; whatever else stands in a slot is masked, in the scores and in V, as 0 times NaN is NaN.
+valid keys only, to a whole tile. What else stands in a slot is masked in the scores, and zeroed in V: 0 times NaN is NaN.
 
 The G x L query rows of a kv head are the rows of one product. Fewer than 8 would waste a register: then several heads
 share one tile, each row of it selected from the product with its own head's keys.
@@ -132,10 +132,14 @@ class _Copies:
             base = jnp.minimum(begin, shape.keys - config.block) if self._whole else begin
             item[slot, WORK] = mine
             item[slot, BASE] = base
-            item[slot, FIRST] = jnp.maximum(first, begin) - base
+            item[slot, FIRST] = jnp.where(valid > 0, jnp.maximum(first, begin) - base, 0)
             item[slot, END] = jnp.where(valid > 0, begin - base + valid, 0)
             item[slot, FRESH] = (live & (block == 0)).astype(jnp.int32)
             item[slot, COPIED] = (valid + shape.granule - 1) & -shape.granule
+
+            @pl.when(item[slot, COPIED] < config.block)
+            def _(slot: Any = slot) -> None:
+                self._ref.value[slot] = jnp.zeros_like(self._ref.value[slot])
 
             @pl.when(valid > 0)
             def _(slot: Any = slot) -> None:
@@ -147,8 +151,9 @@ class _Copies:
         return work, block
 
     def wait(self, group: Any) -> None:
-        """Waits for a group's copies, and zeroes values of keys that are not the sequence's own."""
-        config, item = self._config, self._ref.items
+        """Waits for a group's copies, and zeroes values that came along in the tiles at both ends."""
+        shape, config, item = self._shape, self._config, self._ref.items
+        tile = max(shape.granule, 32 // shape.itemsize)
         for each in range(config.unroll):
             slot = group * config.unroll + each
 
@@ -156,50 +161,50 @@ class _Copies:
             def _(slot: Any = slot) -> None:
                 for copy in self._copies(group, slot):
                     copy.wait()
+                if self._whole:
+                    self._zero_others(slot, 0, config.block)
 
-            def clean(part: Any, carry: int, slot: Any = slot) -> int:
-                self._clean(slot, part)
-                return carry
+            if not self._whole:
 
-            size = min(LANES, config.block)
-            jax.lax.fori_loop(0, jax.lax.div(item[slot, FIRST] + size - 1, size), clean, 0)
-            jax.lax.fori_loop(jax.lax.div(item[slot, END], size), pl.cdiv(config.block, size), clean, 0)
+                @pl.when((item[slot, FIRST] > 0) | (item[slot, END] & (shape.granule - 1) > 0))
+                def _(slot: Any = slot) -> None:
+                    last = (item[slot, END] - 1) & -tile
+                    for begin in (0, pl.multiple_of(last, tile)):
+                        self._zero_others(slot, begin, tile)
 
-    def _clean(self, slot: Any, part: Any) -> None:
-        transposed, block = self._shape.value_transposed, self._config.block
-        size = min(LANES, block)
-        begin = part * size
-        if block % size:
-            begin = jnp.minimum(begin, block - size)
-        else:
-            begin = pl.multiple_of(begin, size)
-        there = _keys(transposed, slot, pl.ds(begin, size))
+    def _zero_others(self, slot: Any, begin: Any, count: int) -> None:
+        """Zeroes, among `count` values, those that are not the item's own."""
+        transposed, item = self._shape.value_transposed, self._ref.items
         for head in range(self._config.heads):
-            there = _keys(transposed, slot, head, pl.ds(begin, size))
+            there = _keys(transposed, slot, head, pl.ds(begin, count))
             value = self._ref.value[there]
             key = begin + _iota(value.shape, 1 if transposed else 0)
-            own = (key >= self._ref.items[slot, FIRST]) & (key < self._ref.items[slot, END])
+            own = (key >= item[slot, FIRST]) & (key < item[slot, END])
             self._ref.value[there] = jnp.where(own, value, jnp.zeros_like(value))
 
-    def each(self, visit: Callable[[Any], None]) -> None:
-        """``visit(group)`` for each group once it is there; then refills it."""
+    def fill(self) -> Any:
+        """Starts the copies of as many groups as there is room for; the state that `each` goes on from."""
+        zero = jnp.int32(0)
+        return jax.lax.fori_loop(0, self._config.ring, self._refill, (zero, zero, zero))
 
-        def refill(group: Any, state: Any) -> Any:
-            started, *place = state
-            more = place[0] < self._works
-            place = jax.lax.cond(more, lambda: self.start(group, (place[0], place[1])), lambda: tuple(place))
-            return started + more.astype(jnp.int32), *place
+    def each(self, state: Any, visit: Callable[[Any], None]) -> None:
+        """``visit(group)`` for each group once it is there; then refills it."""
 
         def step(state: Any) -> Any:
             done, group, *rest = state
             self.wait(group)
             visit(group)
-            rest = refill(group, rest)
+            rest = self._refill(group, rest)
             return done + 1, jnp.where(group == self._config.ring - 1, 0, group + 1), *rest
 
         zero = jnp.int32(0)
-        filled = jax.lax.fori_loop(0, self._config.ring, refill, (zero, zero, zero))
-        jax.lax.while_loop(lambda state: state[0] < state[2], step, (zero, zero, *filled))
+        jax.lax.while_loop(lambda state: state[0] < state[2], step, (zero, zero, *state))
+
+    def _refill(self, group: Any, state: Any) -> Any:
+        started, work, block = state
+        more = work < self._works
+        work, block = jax.lax.cond(more, lambda: self.start(group, (work, block)), lambda: (work, block))
+        return started + more.astype(jnp.int32), work, block
 
 
 def _kernel(
@@ -309,8 +314,9 @@ def _kernel(
         inverse = _lanes(pl.reciprocal(jnp.maximum(total, 1e-30)), shape.value_dim)
         ref.out[work, there] = (sums * inverse).astype(ref.out.dtype)
 
+    state = copies.fill()
     queries.wait()
-    copies.each(compute)
+    copies.each(state, compute)
 
 
 def call(

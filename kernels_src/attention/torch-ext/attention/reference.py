@@ -40,12 +40,13 @@ def decode_attention(
     starts: jax.Array | None = None,
     sinks: jax.Array | None = None,
     *,
-    scale: float,
+    scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
 ) -> jax.Array:
     """Attention of new tokens over a cache: see `functions.decode_attention`."""
     sequences, heads, new, dim = query.shape
+    scale = scale or dim**-0.5
     kv_heads, keys = key.shape[1:3]
     first, end = bounds(lengths, starts, new=new, keys=keys, window=window)
     place = jnp.arange(keys)
@@ -62,7 +63,7 @@ def decode_attention(
     maximum = scores.max(axis=-1, keepdims=True)
     sink = None if sinks is None else sinks.astype(jnp.float32).reshape(kv_heads, -1, 1, 1)
     maximum = maximum if sink is None else jnp.maximum(maximum, sink)
-    maximum = jnp.where(maximum == -jnp.inf, 0, maximum)
+    maximum = jax.lax.stop_gradient(jnp.where(maximum == -jnp.inf, 0, maximum))
     weights = jnp.where(seen, jnp.exp(scores - maximum), 0)
     total = weights.sum(axis=-1, keepdims=True)
     total = total if sink is None else total + jnp.exp(sink - maximum)
