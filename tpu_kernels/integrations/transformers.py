@@ -12,12 +12,13 @@ import importlib.metadata
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import IntegrationError
 from ..log import get_logger, warn_once
+from . import attention as attention_tables
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +62,7 @@ class Report:
       device: what the kernels run on here.
       modules: each experts module of the model; empty where no model was given.
       note: what the model as a whole is told; empty where there is nothing to tell.
+      attention: what became of the model's attention; empty where nothing was to.
     """
 
     registered: tuple[str, ...]
@@ -68,6 +70,7 @@ class Report:
     device: str
     modules: tuple[ModuleReport, ...] = ()
     note: str = ""
+    attention: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.kernel} on {self.device}; experts implementations: {', '.join(self.registered)}"]
@@ -75,12 +78,13 @@ class Report:
         for (kind, active, path, reason), count in kinds.items():
             state = f"{path} path of the kernel" if active else "not served, the model's own code runs"
             lines.append(f"  {count} x {kind}: {state}" + (f" ({reason})" if reason else ""))
-        if self.note:
-            lines.append(f"  {self.note}")
+        lines += [f"  {line}" for line in (self.note, self.attention) if line]
         return "\n".join(lines)
 
 
-def enable(model: torch.nn.Module | None = None, *, experts: bool = True) -> Report:
+def enable(
+    model: torch.nn.Module | None = None, *, experts: bool = True, attention: bool = False
+) -> Report:
     """Registers this library's kernels with transformers and, given a model, switches it to them.
 
     Call it before loading models, then ``from_pretrained(..., experts_implementation="tpu_fused_experts")`` uses
@@ -89,6 +93,8 @@ def enable(model: torch.nn.Module | None = None, *, experts: bool = True) -> Rep
     Args:
       model: a transformers model, loaded already.
       experts: use kernels for mixture-of-experts layers.
+      attention: use the attention kernel for decode steps over a static cache; the rest keeps to sdpa. While loading,
+        ``attn_implementation="tpu_attention"`` asks for it.
 
     Returns: what is active per module, and why not where not.
 
@@ -106,12 +112,15 @@ def enable(model: torch.nn.Module | None = None, *, experts: bool = True) -> Rep
             "PreTrainedModel itself, or call enable() without a model and load with "
             f"experts_implementation={EXPERTS!r}"
         )
-    if not experts:
-        return Report((), "no kernel", _device())
-    registered = _register_experts()
-    repo_id, version = EXPERTS_KERNELS[0]
-    report = Report(registered, f"{repo_id} v{version}", _device())
-    return report if model is None else _switch(model, report)
+    report = Report((), "no kernel", _device())
+    if experts:
+        repo_id, version = EXPERTS_KERNELS[0]
+        report = Report(_register_experts(), f"{repo_id} v{version}", report.device)
+        report = report if model is None else _switch(model, report)
+    if attention:
+        _tables()
+        report = replace(report, attention=_enable_attention(model))
+    return report
 
 
 def disable(model: torch.nn.Module | None = None) -> None:
@@ -124,6 +133,10 @@ def disable(model: torch.nn.Module | None = None) -> None:
       >>> import tpu_kernels
       >>> tpu_kernels.disable()
     """
+    if model is None:
+        attention_tables.unregister()
+    else:
+        attention_tables.restore(model)
     switched: Any
     for switched in [model] if model is not None else list(_former):
         former = _former.pop(switched, None)
@@ -225,6 +238,15 @@ def _switch(model: Any, report: Report) -> Report:
     if model.get_experts_implementation() != former:
         _former.setdefault(model, {key: None if value == EXPERTS else value for key, value in former.items()})
     return Report(report.registered, report.kernel, report.device, modules)
+
+
+def _enable_attention(model: Any) -> str:
+    name = attention_tables.register()
+    if model is not None and not attention_tables.switch(model):
+        return f"the model keeps its own attention: transformers cannot switch that of {type(model).__name__}"
+    repo_id, version = attention_tables.KERNEL
+    of = "attention implementation" if model is None else "attention"
+    return f"{of}: {name} ({repo_id} v{version}), for decode steps over a static cache; sdpa for the rest"
 
 
 def _modules(model: Any) -> Iterator[ModuleReport]:

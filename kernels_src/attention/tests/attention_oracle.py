@@ -1,0 +1,107 @@
+"""A float64 oracle in numpy, loops and all, and steps to try it on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
+
+
+def f64(x) -> np.ndarray:
+    return np.asarray(jnp.asarray(x).astype(jnp.float32)).astype(np.float64)
+
+
+def keys_seen(lengths, starts, window, new, keys) -> list[list[range]]:
+    """The keys that each new token of each sequence sees."""
+    seen = []
+    for b, length in enumerate(np.asarray(lengths)):
+        ends = length if np.ndim(length) else [length - (new - 1 - token) for token in range(new)]
+        firsts = np.broadcast_to(0 if starts is None else np.asarray(starts)[b], (new,))
+        if window is not None:
+            firsts = [max(first, end - window) for first, end in zip(firsts, ends, strict=True)]
+        seen.append(
+            [range(max(first, 0), min(end, keys)) for first, end in zip(firsts, ends, strict=True)]
+        )
+    return seen
+
+
+def decode_attention(
+    query, key, value, lengths, starts=None, sinks=None, *, scale, window=None, softcap=None
+) -> np.ndarray:
+    query, key, value = (f64(a) for a in (query, key, value))
+    batch, heads, new, _ = query.shape
+    group = heads // key.shape[1]
+    seen = keys_seen(lengths, starts, window, new, key.shape[2])
+    out = np.zeros((batch, heads, new, value.shape[3]))
+    for b, h, token in np.ndindex(batch, heads, new):
+        these = seen[b][token]
+        if not len(these):
+            continue
+        scores = scale * key[b, h // group, these] @ query[b, h, token]
+        if softcap is not None:
+            scores = softcap * np.tanh(scores / softcap)
+        extra = [] if sinks is None else [f64(sinks)[h]]
+        weights = np.exp(np.append(scores, extra) - max([*scores, *extra]))
+        out[b, h, token] = (weights / weights.sum())[: len(these)] @ value[b, h // group, these]
+    return out
+
+
+def relative_l2(actual, expected: np.ndarray) -> float:
+    actual = f64(actual)
+    assert actual.shape == expected.shape
+    norm = np.linalg.norm(expected)
+    return float(np.linalg.norm(actual - expected) / norm) if norm else float(np.abs(actual).max(initial=0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A decode step with random numbers: the operands, and the keywords that say what they are."""
+
+    operands: tuple[jax.Array | None, ...]
+    form: dict[str, Any]
+
+    def expected(self) -> np.ndarray:
+        return decode_attention(*self.operands, **self.form)
+
+
+def step(
+    lengths,
+    *,
+    heads: int,
+    kv_heads: int,
+    keys: int,
+    dim: int,
+    value_dim: int | None = None,
+    new: int = 1,
+    starts=None,
+    sinks: bool = False,
+    dtype: str = "float32",
+    seed: int = 0,
+    **form: Any,
+) -> Step:
+    """A step whose keys and values that no token sees are poisoned: NaN and inf."""
+    rng = np.random.default_rng(seed)
+    batch = len(lengths)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape)
+
+    key = normal(batch, kv_heads, keys, dim)
+    value = normal(batch, kv_heads, keys, value_dim or dim)
+    for b, seen in enumerate(keys_seen(lengths, starts, form.get("window"), new, keys)):
+        unseen = [k for k in range(keys) if not any(k in these for these in seen)]
+        key[b, :, unseen], value[b, :, unseen] = np.nan, np.inf
+    operands = (
+        jnp.asarray(normal(batch, heads, new, dim), dtype),
+        jnp.asarray(key, dtype),
+        jnp.asarray(value, dtype),
+        jnp.asarray(lengths, jnp.int32),
+        None if starts is None else jnp.asarray(starts, jnp.int32),
+        jnp.asarray(normal(heads), dtype) if sinks else None,
+    )
+    return Step(operands, {"scale": dim**-0.5, **form})

@@ -1,0 +1,76 @@
+"""The real TPU compiler on every generation that the kernel claims, at the shapes of real models."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import tomllib
+from pathlib import Path
+
+import jax
+import pytest
+from attention import functions
+from attention.cases import CASES
+
+from tpu_kernels import analysis
+
+BUILD = tomllib.loads((Path(__file__).parents[1] / "build.toml").read_text())
+GENERATIONS = BUILD["tpu"]["generations"]
+BY_NAME = {case.name: case for case in CASES}
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="NOT RUN: libtpu is not installed"),
+    pytest.mark.timeout(1200),
+]
+
+# Case, sequences, keys, new tokens, dtype. 1032 keys are no whole number of bfloat16 tiles, 1000 none of lanes.
+REPRESENTATIVE = [
+    ("qwen3-30b-a3b", 8, 4096, 1, "bfloat16"),
+    ("qwen3-30b-a3b", 3, 1032, 4, "bfloat16"),
+    ("gpt-oss-20b-sliding", 64, 4096, 1, "bfloat16"),
+    ("gpt-oss-20b-full", 1, 1000, 8, "bfloat16"),
+    ("gemma-4-26b-a4b-full", 2, 1024, 1, "float32"),
+    ("phi-3-mini", 2, 512, 1, "bfloat16"),
+]
+WHOLE = [
+    (case.name, *form)
+    for case in CASES
+    for form in ((8, 4096, 1, "bfloat16"), (3, 1032, 4, "bfloat16"), (1, 1000, 8, "float32"), (1, 131072, 1, "bfloat16"))
+]
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_compiles_without_copying_the_cache(generation):
+    _compile(generation, REPRESENTATIVE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_whole_matrix_compiles(generation):
+    _compile(generation, WHOLE)
+
+
+def _job(generation: str, name: str, sequences: int, keys: int, new: int, dtype: str) -> analysis.Job:
+    arrays, static = BY_NAME[name].call(sequences, keys, new, dtype)
+
+    def attention(arrays: dict[str, jax.Array]) -> jax.Array:
+        return functions.decode_attention(**arrays, **static, tpu=generation)
+
+    # By position, as a job has its arguments.
+    def function(*given: jax.Array) -> jax.Array:
+        return attention(dict(zip(arrays, given, strict=True)))
+
+    shapes = tuple(jax.ShapeDtypeStruct(*array) for array in arrays.values())
+    return analysis.Job(functools.partial(function), shapes, generation)
+
+
+def _compile(generation: str, programs: list[tuple[str, int, int, int, str]]) -> None:
+    reports = analysis.compile_many([_job(generation, *program) for program in programs])
+    for program, report in zip(programs, reports, strict=True):
+        assert report.compiled, f"{program}: {report.failure}"
+        assert [kernel.name for kernel in report.kernels] == ["decode_attention"], program
+        name, sequences, keys, _, dtype = program
+        case = BY_NAME[name]
+        cache = sequences * case.kv_heads * keys * case.head_dim * (2 if dtype == "bfloat16" else 4)
+        moved = [op for op in report.ops if op.kind in ("layout copy", "transpose", "pad", "copy", "move")]
+        assert sum(op.bytes for op in moved) < cache / 2, f"{program}: XLA moves the cache: {moved}"

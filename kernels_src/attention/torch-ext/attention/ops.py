@@ -1,0 +1,126 @@
+"""The torch op `decode_attention`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import functions, reference
+from .cases import CASES
+from .tpu_ops import Cost, InputError, op
+
+DTYPES = (torch.bfloat16, torch.float32)
+# With more new tokens of a sequence it is no decode step, which lives by reading the cache once.
+MOST_NEW = 8
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise InputError(message)
+
+
+def _cost(query: Tensor, key: Tensor, value: Tensor, *others: object, **form: object) -> Cost:
+    sequences, heads, new, dim = query.shape
+    flops = 2 * sequences * heads * new * key.shape[2] * (dim + value.shape[3])
+    moved = sum(each.numel() * each.dtype.itemsize for each in (query, key, value))
+    return Cost(flops=flops, bytes=moved + sequences * heads * new * value.shape[3] * query.dtype.itemsize)
+
+
+@op(
+    kernel=functions.decode_attention,
+    reference=reference.decode_attention,
+    differentiable=["query", "key", "value", "sinks"],
+    cost=_cost,
+    cases=CASES,
+)
+def decode_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor,
+    starts: Tensor | None = None,
+    sinks: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention of the L newest tokens of each sequence over its part of a static key/value cache.
+
+    One kernel call, which reads the keys and values that some token sees and nothing else of the cache; query heads
+    that share a kv head are computed together.
+
+    Args:
+      query: [B, Hq, L, D], bfloat16 or float32, with 1 <= L <= 8.
+      key: [B, H, S, D] with H a divisor of Hq, the cache as transformers keeps it; the new tokens' keys are in it.
+      value: [B, H, S, E].
+      lengths: [B] int32 or int64, valid keys of each sequence: its newest token sees keys below that, the one before
+        it one key less; or [B, L], the end of the keys that each new token sees. More than S counts as S.
+      starts: [B] or [B, L], the first key that a sequence, or a new token, sees: left padding.
+      sinks: [Hq], the score of a key without value that each query head sees beside the others.
+      scale: factor of the scores; unless given 1 / sqrt(D).
+      window: a token sees at most so many keys, the newest.
+      softcap: scores x become ``softcap * tanh(x / softcap)``.
+
+    Returns: [B, Hq, L, E] in the dtype of `query`; zeros for a token that sees no key. Sums are kept in float32.
+      Differentiable in the floats, through an ordinary attention over the whole cache.
+
+    Raises:
+      InputError: shapes, dtypes or devices do not fit, or a number is out of its range.
+
+    Example:
+      >>> query, cache = torch.ones(1, 4, 1, 64), torch.ones(1, 2, 32, 64)
+      >>> decode_attention(query, cache, cache, torch.tensor([5]))[0, 0, 0, 0]
+      tensor(1.)
+    """
+    for name, tensor, axes in (
+        ("query", query, "[B, Hq, L, D]"),
+        ("key", key, "[B, H, S, D]"),
+        ("value", value, "[B, H, S, E]"),
+    ):
+        _check(tensor.dim() == 4, f"{name} has shape {tuple(tensor.shape)}; it must have 4 axes, {axes}")
+        _check(tensor.dtype in DTYPES, f"{name} has dtype {tensor.dtype}; supported: bfloat16 and float32")
+        _check(
+            tensor.dtype == query.dtype,
+            f"query is {query.dtype} and {name} is {tensor.dtype}; both must be the same",
+        )
+    sequences, heads, new, dim = query.shape
+    kv_heads, keys = key.shape[1:3]
+    _check(
+        (key.shape[0], key.shape[3]) == (sequences, dim),
+        f"key has shape {tuple(key.shape)}; for this query it must be [{sequences}, H, S, {dim}]",
+    )
+    _check(
+        tuple(value.shape[:3]) == tuple(key.shape[:3]),
+        f"value has shape {tuple(value.shape)}; for this key it must be [{sequences}, {kv_heads}, {keys}, E]",
+    )
+    _check(
+        kv_heads > 0 and heads % kv_heads == 0,
+        f"query has {heads} heads, which is no multiple of the key's {kv_heads}",
+    )
+    _check(
+        1 <= new <= MOST_NEW,
+        f"query has {new} new tokens a sequence; 1 to {MOST_NEW} are supported: for a prefill use "
+        "torch.nn.functional.scaled_dot_product_attention",
+    )
+    for name, places in (("lengths", lengths), ("starts", starts)):
+        if places is None:
+            continue
+        _check(
+            places.dtype in (torch.int32, torch.int64),
+            f"{name} has dtype {places.dtype}; it must be int32 or int64",
+        )
+        _check(
+            tuple(places.shape) in ((sequences,), (sequences, new)),
+            f"{name} has shape {tuple(places.shape)}; it must be [B] = [{sequences}] or [B, L] = "
+            f"[{sequences}, {new}]",
+        )
+    if sinks is not None:
+        _check(
+            tuple(sinks.shape) == (heads,),
+            f"sinks has shape {tuple(sinks.shape)}; it must be [Hq] = [{heads}]",
+        )
+        _check(sinks.dtype in DTYPES, f"sinks has dtype {sinks.dtype}; supported: bfloat16 and float32")
+    _check(window is None or window >= 1, f"window is {window}; it must be at least 1, or None for no window")
+    _check(softcap is None or softcap > 0, f"softcap is {softcap}; it must be above 0, or None for no cap")
+    return query.new_empty((*query.shape[:3], value.shape[3]))

@@ -1,0 +1,58 @@
+"""Named cases: the decode steps of real models, shared by tests, benchmarks and tuning."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One attention layer of a model in a decode step, on one chip.
+
+    Attributes:
+      name: model, kind of layer, and how its heads are spread.
+      heads, kv_heads: query heads and kv heads, those that are here.
+      head_dim: D, of keys and values.
+      window: a token sees at most so many keys.
+      sinks: each query head has one.
+      softcap: of the scores.
+    """
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    sinks: bool = False
+    softcap: float | None = None
+
+    def call(
+        self, sequences: int, keys: int, new: int = 1, dtype: str = "bfloat16"
+    ) -> tuple[dict[str, tuple[tuple[int, ...], str]], dict[str, Any]]:
+        """The op's arrays by name, as shape and dtype, and its other arguments."""
+        cache = (sequences, self.kv_heads, keys, self.head_dim), dtype
+        arrays: dict[str, tuple[tuple[int, ...], str]] = {
+            "query": ((sequences, self.heads, new, self.head_dim), dtype),
+            "key": cache,
+            "value": cache,
+            "lengths": ((sequences,), "int32"),
+        }
+        if self.sinks:
+            arrays["sinks"] = ((self.heads,), dtype)
+        return arrays, {"scale": self.head_dim**-0.5, "window": self.window, "softcap": self.softcap}
+
+
+# From the models' published configurations.
+CASES: tuple[Case, ...] = (
+    Case("qwen3-30b-a3b", 32, 4, 128),
+    Case("qwen3-30b-a3b-tp4", 8, 1, 128),
+    Case("llama-3.1-8b", 32, 8, 128),
+    Case("gpt-oss-20b-full", 64, 8, 64, sinks=True),
+    Case("gpt-oss-20b-sliding", 64, 8, 64, window=128, sinks=True),
+    Case("gemma-4-26b-a4b-sliding", 16, 8, 256, window=1024),
+    Case("gemma-4-26b-a4b-full", 16, 2, 512),
+    Case("gemma-2-9b-full", 16, 8, 256, softcap=50.0),
+    Case("phi-3-mini", 32, 32, 96),
+    Case("stablelm-3b", 32, 32, 80),
+)
