@@ -96,9 +96,7 @@ def test_one_sequence_is_not_touched_by_anothers_nan():
 
 
 def test_gradients_are_those_of_the_reference():
-    made = step(
-        [60, 0], heads=4, kv_heads=2, keys=64, dim=64, new=2, sinks=True, window=30, softcap=3.0
-    )
+    made = step([60, 0], heads=4, kv_heads=2, keys=64, dim=64, new=2, sinks=True, window=30, softcap=3.0)
     query, key, value, lengths, starts, sinks = made.operands
 
     def gradients(function):
