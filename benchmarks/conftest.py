@@ -5,6 +5,8 @@ import torch
 
 from tpu_kernels.device import current
 
+collect_ignore = ["bench_experts.py"]  # a command
+
 
 def pytest_report_header() -> str:
     return f"benchmarks on: {current().describe()}"
