@@ -19,7 +19,7 @@ CACHE = 64
 
 def load(folder, **kwargs):
     return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", experts_implementation="eager", **kwargs
+        folder, attn_implementation="eager", experts_implementation="batched_mm", **kwargs
     ).eval()
 
 

@@ -82,7 +82,7 @@ def step(
     seed: int = 0,
     **form: Any,
 ) -> Step:
-    """A step whose keys and values that no token sees are poisoned: NaN and inf."""
+    """A step whose keys and values before and after those that some token sees are poisoned: NaN and inf."""
     rng = np.random.default_rng(seed)
     batch = len(lengths)
 
@@ -92,7 +92,8 @@ def step(
     key = normal(batch, kv_heads, keys, dim)
     value = normal(batch, kv_heads, keys, value_dim or dim)
     for b, seen in enumerate(keys_seen(lengths, starts, form.get("window"), new, keys)):
-        unseen = [k for k in range(keys) if not any(k in these for these in seen)]
+        some = [k for these in seen if len(these) for k in (these[0], these[-1])]
+        unseen = [k for k in range(keys) if not some or not min(some) <= k <= max(some)]
         key[b, :, unseen], value[b, :, unseen] = np.nan, np.inf
     operands = (
         jnp.asarray(normal(batch, heads, new, dim), dtype),

@@ -49,7 +49,7 @@ def steps(draw):
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=16)
 @given(made=steps())
 def test_step_agrees_with_float64(made):
     expected = made.expected()

@@ -19,6 +19,7 @@ from .config import choose
 from .kernel import call
 from .shapes import LANES, Config, Shape, stored_transposed
 
+
 def decode_attention(
     query: jax.Array,
     key: jax.Array,

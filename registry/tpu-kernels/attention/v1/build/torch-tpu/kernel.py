@@ -103,19 +103,22 @@ class _Copies:
 
     def _copies(self, group: Any, slot: Any) -> list[Any]:
         ref, shape, item = self._ref, self._shape, self._ref.items
-        copied = self._config.block if self._whole else pl.multiple_of(item[slot, COPIED], shape.granule)
-        there = pl.ds(pl.multiple_of(item[slot, BASE], shape.granule), copied)
-        here = pl.ds(0, copied)
-        return [
-            pltpu.make_async_copy(
+
+        def copy(hbm: Any, slots: Any, transposed: bool) -> Any:
+            granule = shape.granule_of(transposed)
+            copied = self._config.block
+            if not self._whole:
+                copied = pl.multiple_of((item[slot, COPIED] + granule - 1) & -granule, granule)
+            there = pl.ds(pl.multiple_of(item[slot, BASE], shape.granule), copied)
+            return pltpu.make_async_copy(
                 hbm.at[_keys(transposed, self._chunk + item[slot, WORK], slice(None), there)],
-                slots.at[_keys(transposed, slot, slice(None), here)],
+                slots.at[_keys(transposed, slot, slice(None), pl.ds(0, copied))],
                 ref.arrived.at[group],
             )
-            for hbm, slots, transposed in (
-                (ref.key_hbm, ref.key, shape.key_transposed),
-                (ref.value_hbm, ref.value, shape.value_transposed),
-            )
+
+        return [
+            copy(ref.key_hbm, ref.key, shape.key_transposed),
+            copy(ref.value_hbm, ref.value, shape.value_transposed),
         ]
 
     def start(self, group: Any, place: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -135,7 +138,7 @@ class _Copies:
             item[slot, FIRST] = jnp.where(valid > 0, jnp.maximum(first, begin) - base, 0)
             item[slot, END] = jnp.where(valid > 0, begin - base + valid, 0)
             item[slot, FRESH] = (live & (block == 0)).astype(jnp.int32)
-            item[slot, COPIED] = (valid + shape.granule - 1) & -shape.granule
+            item[slot, COPIED] = valid
 
             @pl.when(item[slot, COPIED] < config.block)
             def _(slot: Any = slot) -> None:
@@ -153,24 +156,26 @@ class _Copies:
     def wait(self, group: Any) -> None:
         """Waits for a group's copies, and zeroes values that came along in the tiles at both ends."""
         shape, config, item = self._shape, self._config, self._ref.items
-        tile = max(shape.granule, 32 // shape.itemsize)
-        for each in range(config.unroll):
-            slot = group * config.unroll + each
+        slots = [group * config.unroll + each for each in range(config.unroll)]
+        for slot in slots:
 
             @pl.when(item[slot, END] > 0)
             def _(slot: Any = slot) -> None:
                 for copy in self._copies(group, slot):
                     copy.wait()
+
+        # Only now is any of them there for sure: they share a semaphore.
+        tile = max(shape.granule, 32 // shape.itemsize)
+        for slot in slots:
+
+            @pl.when((item[slot, FIRST] > 0) | (item[slot, END] & (shape.granule - 1) > 0) | self._whole)
+            def _(slot: Any = slot) -> None:
                 if self._whole:
                     self._zero_others(slot, 0, config.block)
-
-            if not self._whole:
-
-                @pl.when((item[slot, FIRST] > 0) | (item[slot, END] & (shape.granule - 1) > 0))
-                def _(slot: Any = slot) -> None:
-                    last = (item[slot, END] - 1) & -tile
-                    for begin in (0, pl.multiple_of(last, tile)):
-                        self._zero_others(slot, begin, tile)
+                    return
+                last = (item[slot, END] - 1) & -tile
+                for begin in (0, pl.multiple_of(last, tile)):
+                    self._zero_others(slot, begin, tile)
 
     def _zero_others(self, slot: Any, begin: Any, count: int) -> None:
         """Zeroes, among `count` values, those that are not the item's own."""

@@ -55,8 +55,12 @@ class Shape:
 
     @property
     def granule(self) -> int:
-        """A copy begins and ends at a multiple of so many keys: those of one tile."""
-        if self.key_transposed or self.value_transposed:
+        """An item begins at a multiple of so many keys."""
+        return max(self.granule_of(self.key_transposed), self.granule_of(self.value_transposed))
+
+    def granule_of(self, transposed: bool) -> int:
+        """A copy is of a multiple of so many keys: those of one tile."""
+        if transposed:
             return LANES
         tile = 32 // self.itemsize
         # XLA pads the axis to 8 keys only; a whole tile at its end would lie outside.
