@@ -156,7 +156,9 @@ def test_sinks_and_soft_cap_agree_on_both_paths(new, device):
     sinks = torch.randn(4)
     scores = 0.25 * query.double() @ key.double().repeat_interleave(2, 1).mT
     scores = 5 * torch.tanh(scores / 5)
-    scores = torch.cat([scores.masked_fill(~mask, -torch.inf), sinks.double().view(1, 4, 1, 1).expand(2, -1, new, -1)], -1)
+    scores = torch.cat(
+        [scores.masked_fill(~mask, -torch.inf), sinks.double().view(1, 4, 1, 1).expand(2, -1, new, -1)], -1
+    )
     expected = (scores.softmax(-1)[..., :-1] @ value.double().repeat_interleave(2, 1)).transpose(1, 2)
     given = [t.to(device) for t in (query, key, value, mask)]
     out, _ = function(Layer().eval(), *given, scaling=0.25, softcap=5.0, s_aux=sinks.to(device))

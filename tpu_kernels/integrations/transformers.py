@@ -82,9 +82,7 @@ class Report:
         return "\n".join(lines)
 
 
-def enable(
-    model: torch.nn.Module | None = None, *, experts: bool = True, attention: bool = False
-) -> Report:
+def enable(model: torch.nn.Module | None = None, *, experts: bool = True, attention: bool = False) -> Report:
     """Registers this library's kernels with transformers and, given a model, switches it to them.
 
     Call it before loading models, then ``from_pretrained(..., experts_implementation="tpu_fused_experts")`` uses

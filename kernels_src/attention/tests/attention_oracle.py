@@ -24,9 +24,7 @@ def keys_seen(lengths, starts, window, new, keys) -> list[list[range]]:
         firsts = np.broadcast_to(0 if starts is None else np.asarray(starts)[b], (new,))
         if window is not None:
             firsts = [max(first, end - window) for first, end in zip(firsts, ends, strict=True)]
-        seen.append(
-            [range(max(first, 0), min(end, keys)) for first, end in zip(firsts, ends, strict=True)]
-        )
+        seen.append([range(max(first, 0), min(end, keys)) for first, end in zip(firsts, ends, strict=True)])
     return seen
 
 

@@ -35,7 +35,12 @@ REPRESENTATIVE = [
 WHOLE = [
     (case.name, *form)
     for case in CASES
-    for form in ((8, 4096, 1, "bfloat16"), (3, 1032, 4, "bfloat16"), (1, 1000, 8, "float32"), (1, 131072, 1, "bfloat16"))
+    for form in (
+        (8, 4096, 1, "bfloat16"),
+        (3, 1032, 4, "bfloat16"),
+        (1, 1000, 8, "float32"),
+        (1, 131072, 1, "bfloat16"),
+    )
 ]
 
 
