@@ -10,7 +10,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-cpu test-emulated lint registry clean
+.PHONY: demo test test-cpu test-emulated lint matrix registry clean
 
 demo: $(READY)
 	$(BIN)/tpu-kernels emulate examples/load_and_swap.py
@@ -34,6 +34,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The real TPU compiler on every shipped kernel, generation and case: minutes, less with what is in the cache.
+matrix: $(READY)
+	$(BIN)/python -m benchmarks.compile_matrix
 
 # After a change to a kernel or to tpu_kernels/ops, which travels inside kernels.
 registry: $(READY)

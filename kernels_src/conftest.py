@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 import tomllib
-import types
 from pathlib import Path
 
 # Before jax and libtpu are loaded: no TPU is here, and none is to be looked for on the network.
@@ -22,18 +22,23 @@ def _package(source: Path) -> Path:
 
 def _make_importable(package: Path, name: str) -> None:
     """Makes a kernel's JAX modules importable under `name`, without its `__init__`, which needs torch."""
-    module = types.ModuleType(name)
-    module.__path__ = [str(package)]
-    sys.modules.setdefault(name, module)
+    spec = importlib.util.spec_from_file_location(
+        name, package / "__init__.py", submodule_search_locations=[str(package)]
+    )
+    assert spec is not None
+    sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
 
 
-# As built: each kernel under its own name, and inside it those that it includes.
+# As built: each kernel under its own name, and inside it the op layer and the kernels that it includes.
+OPS = Path(__file__).parents[1] / "tpu_kernels" / "ops"
 for _config in Path(__file__).parent.glob("*/build.toml"):
     _kernel = _package(_config.parent)
     _make_importable(_kernel, _kernel.name)
+    _make_importable(OPS, f"{_kernel.name}.tpu_ops")
     for _included in tomllib.loads(_config.read_text())["tpu"].get("include", []):
         _inner = _package(_config.parent.parent / _included)
         _make_importable(_inner, f"{_kernel.name}.{_inner.name}")
+        _make_importable(OPS, f"{_kernel.name}.{_inner.name}.tpu_ops")
 
 # Pallas' interpreter asks for the properties of the chip that it simulates.
 _tpu_info = importlib.import_module("jax._src.pallas.mosaic.tpu_info")

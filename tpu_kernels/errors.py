@@ -86,3 +86,7 @@ class AnalysisError(TpuKernelsError, RuntimeError):
 
 class SimulationError(AnalysisError):
     """A kernel cannot be simulated: its control flow is not known, or it waits for what never comes."""
+
+
+class TuningError(TpuKernelsError, RuntimeError):
+    """A kernel cannot be tuned, or not here."""

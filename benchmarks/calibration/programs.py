@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ def compile_records(records: Sequence[Record], on_record: Callable[[Record, str 
     waiting = [record for record in records if not _path(record).exists()]
     for record in waiting:
         try:
-            job = _job(record)
+            job = record_job(record)
             [report] = analysis.compile_many([job], workers=1)
             program = Program(
                 tuple(called_kernels(job, report)),
@@ -102,7 +103,8 @@ def _store(record: Record, program: Program) -> None:
     draft.replace(path)
 
 
-def _job(record: Record) -> analysis.Job:
+def record_job(record: Record) -> analysis.Job:
+    """The recorded kernel, to be compiled or simulated; tokamax must be installed."""
     if "lhs" in record.arguments:
         return _grouped_matmul(record)
     return _splash(record)
@@ -112,14 +114,15 @@ def _grouped_matmul(record: Record) -> analysis.Job:
     import jax
     import numpy as np
     from jax.lax import RaggedDotDimensionNumbers
-    from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu, pallas_mosaic_tpu_v2
 
     arguments = record.arguments
     if not all(isinstance(arguments[name], str) for name in ("lhs", "rhs")):
         raise ValueError("quantised operands")
     numbers = arguments["ragged_dot_dimension_numbers"]
     version_2 = record.op == "pallas_mosaic_tpu_v2_ragged_dot"
-    module = pallas_mosaic_tpu_v2 if version_2 else pallas_mosaic_tpu
+    # (Older releases have no version 2.)
+    place = "tokamax._src.ops.ragged_dot.pallas_mosaic_tpu"
+    module = importlib.import_module(f"{place}_v2" if version_2 else place)
     op = module.PallasMosaicTpuV2RaggedDot() if version_2 else module.PallasMosaicTpuRaggedDot()
     contracting, batch = numbers["dot_dimension_numbers"]
     config = dict(record.config)

@@ -209,6 +209,15 @@ def test_a_module_that_is_merely_called_alike_is_not_refused(
     build(source, tmp_path / "out")
 
 
+def test_a_layer_has_to_say_whether_it_has_a_gradient(source: Path, package: Path, tmp_path: Path) -> None:
+    layer = "from torch import nn\n\nclass Silu(nn.Module):\n    pass\n"
+    (package / "layers.py").write_text(layer)
+    with pytest.raises(BuildError, match=r"the layer Silu does not say .* add has_backward = True or"):
+        build(source, tmp_path / "out")
+    (package / "layers.py").write_text(layer.replace("pass", "has_backward: bool = False"))
+    build(source, tmp_path / "out")
+
+
 def test_code_that_does_not_parse_is_refused(source: Path, package: Path, tmp_path: Path) -> None:
     (package / "late.py").write_text("def broken(:\n")
     with pytest.raises(BuildError, match=r"late\.py: .*line 1"):

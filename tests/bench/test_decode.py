@@ -3,7 +3,8 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -254,6 +255,31 @@ def test_weights_and_cache_are_counted_exactly(name: str, tmp_path: Path) -> Non
     states = [getattr(layer, state, None) for layer in cache.layers for state in ("keys", "values")]
     allocated = sum(state.nbytes for state in states if state is not None)
     assert memory.cache_bytes(model.config, 2, 48, torch.float32) == allocated
+
+
+def test_the_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it starts, for what was queued; before it stops, for the run; a step's token comes by way of the host."""
+    events: list[str] = []
+
+    def clock() -> float:
+        events.append("clock")
+        return float(len(events))
+
+    def generate(prompt: torch.Tensor, *, streamer: Any, **_: Any) -> torch.Tensor:
+        events.append("generate")
+        for tokens in (prompt, prompt, prompt):
+            streamer.put(tokens)
+        return prompt.repeat(1, 2)
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: events.append("synchronize"))
+    monkeypatch.setattr(decode.time, "perf_counter", clock)
+    subject = SimpleNamespace(
+        placement=Placement("tpu", "measured", "TPU v6e, 1 chip"),
+        prompts={1: torch.ones(1, 2, dtype=torch.int64)},
+        model=SimpleNamespace(generate=generate),
+    )
+    decode._generate(cast(Any, subject), 1, SMALL)
+    assert events == ["synchronize", "clock", "generate", "clock", "clock", "clock", "synchronize", "clock"]
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tpu_kernels.bench import plot
-from tpu_kernels.bench.output import check_writable, write_atomically
+from tpu_kernels.bench.output import check_writable, write_result
 from tpu_kernels.bench.report import render
 from tpu_kernels.bench.results import (
     ArmResult,
@@ -107,16 +107,16 @@ def test_a_missing_matplotlib_is_noticed_first(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "result.json"
-    write_atomically(file, b"one")
-    write_atomically(file, b"two")
+    write_result(file, b"one")
+    write_result(file, b"two")
     assert file.read_bytes() == b"two"
 
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(file, b"three")
+    with pytest.raises(BenchmarkError, match=r"cannot write .*result\.json: disk full"):
+        write_result(file, b"three")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("result.json", b"two")]
 
 

@@ -76,6 +76,32 @@ def test_compiles_to_one_graph_with_gradients(kernel, device, backend):
     torch.testing.assert_close(run(compiled), run(product))
 
 
+@pytest.mark.parametrize("gating", ["concatenated", "interleaved"])
+def test_bias_and_gate_agree_with_torch(kernel, device, gating):
+    lhs, rhs, bias = torch.randn(24, 64), torch.randn(3, 256, 64) / 8, torch.randn(3, 256)
+    sizes, grad = [9, 0, 12], torch.randn(24, 128)
+
+    def apart(left, right, added):
+        before = reference(left, right, sizes, transpose_rhs=True)
+        before = before + added.double()[torch.repeat_interleave(torch.arange(3), torch.tensor([9, 0, 15]))]
+        interleaved = gating == "interleaved"
+        gate, up = (before[:, 0::2], before[:, 1::2]) if interleaved else before.chunk(2, dim=1)
+        return torch.where((torch.arange(24) < 21)[:, None], torch.nn.functional.silu(gate) * up, 0)
+
+    def fused(left, right, added):
+        static = {"transpose_rhs": True, "activation": "silu", "gating": gating}
+        return kernel.ragged_dot(left, right, torch.tensor(sizes).to(device), bias=added, **static)
+
+    def run(function, device):
+        tensors = [t.clone().to(device).requires_grad_() for t in (lhs, rhs, bias)]
+        out = function(*tensors)
+        out.backward(grad.to(device, out.dtype))
+        return out, *(t.grad for t in tensors)
+
+    for a, e in zip(run(fused, device), run(apart, "cpu"), strict=True):
+        assert relative_l2(a, e) <= TOLERANCE[torch.float32]
+
+
 def test_no_rows_at_all(kernel, device):
     out = kernel.ragged_dot(
         torch.empty(0, 64).to(device), torch.ones(2, 64, 64).to(device), torch.tensor([0, 0]).to(device)
@@ -116,6 +142,18 @@ BAD = {
         {"group_offset": torch.tensor([1, 2])},
         r"group_offset has 2 values; it must be one",
     ),
+    "bias": (
+        (LHS, RHS, SIZES),
+        {"bias": torch.ones(4, 31)},
+        r"bias has shape \(4, 31\);.* it must be \(4, 32\)",
+    ),
+    "gating": ((LHS, RHS, SIZES), {"gating": "halves"}, r"gating is 'halves'; supported"),
+    "no gate's activation": (
+        (LHS, RHS, SIZES),
+        {"activation": "swiglu_clamped"},
+        r"with gating=None supported",
+    ),
+    "no activation": ((LHS, RHS, SIZES), {"gating": "interleaved"}, r"activation is None; with gating"),
 }
 BAD_VALUES = {
     "negative": ((LHS, RHS, torch.tensor([-1, 4, 4, 4])), {}, r"group_sizes holds -1"),
@@ -140,5 +178,5 @@ def test_bad_values_are_refused_where_they_are_at_hand(kernel, tensors, static, 
 def test_unknown_activation(kernel, device):
     arguments = [torch.ones(1, 64), torch.zeros(1, 1).long(), torch.ones(1, 1), torch.ones(1, 128, 64)]
     arguments.append(torch.ones(1, 64, 64))
-    with pytest.raises(TpuKernelsError, match="'swish'; supported: gelu, gelu_tanh, relu, silu"):
+    with pytest.raises(TpuKernelsError, match="'swish'; supported: gelu, gelu_tanh, relu, relu2, silu"):
         kernel.experts(*(t.to(device) for t in arguments), activation="swish")

@@ -160,7 +160,8 @@ def test_ahead_of_time_compilation() -> None:
     torch.testing.assert_close(ahead(x).cpu(), function(x.cpu()))
 
 
-def test_pallas_pipeline_interpreted_through_torch() -> None:
+@pytest.mark.parametrize("interpret", [True, False], ids=["interpreted", "as-for-a-tpu"])
+def test_pallas_pipeline_through_torch(interpret: bool) -> None:
     def double(x_ref: jax.Array, o_ref: jax.Array) -> None:
         o_ref[...] = x_ref[...] * 2
 
@@ -171,8 +172,8 @@ def test_pallas_pipeline_interpreted_through_torch() -> None:
     def call(x: jax.Array) -> jax.Array:
         anywhere = pl.BlockSpec(memory_space=pl.ANY)
         shape = jax.ShapeDtypeStruct((16, 128), jnp.float32)
-        return pl.pallas_call(kernel, shape, in_specs=[anywhere], out_specs=anywhere, interpret=True)(x)
+        return pl.pallas_call(kernel, shape, in_specs=[anywhere], out_specs=anywhere, interpret=interpret)(x)
 
-    op = torch.tpu.pallas.jax_op("emulation_tests::double", call)
+    op = torch.tpu.pallas.jax_op(f"emulation_tests::double_{interpret}", call)
     x = torch.randn(16, 128)
     torch.testing.assert_close(op(x.to("tpu")).cpu(), 2 * x)

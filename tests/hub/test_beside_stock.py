@@ -2,7 +2,8 @@
 
 Each script runs in a process of its own, against the same Hub; first for stock, which documents what it does, then
 for this library. The numbers are those of the list in the project's plan. Elsewhere are 2, ops under a fixed name
-(`test_registrations`), and 9, building without Nix (`tests/authoring`).
+(`test_registrations`), 6, a benchmark that waits for the TPU (`tests/bench/test_decode`), and 9, building without Nix
+(`tests/authoring`).
 """
 
 from __future__ import annotations
@@ -113,6 +114,35 @@ def test_7_what_a_kernel_needs_is_checked_and_said(both: Both, publish: Publish,
     server = serve()
     both.stock(LOAD, server)
     both.ours(raising(LOAD.strip(), "IncompatibleKernelError", "run: pip install 'jax>=999'"), server)
+
+
+def test_8_a_layer_that_does_not_say_whether_it_has_a_gradient(
+    both: Both, publish: Publish, serve: Serve
+) -> None:
+    publish(REPO, "from . import layers")
+    server = serve()
+    (server.root / REPO / "v1/build/torch-tpu/layers.py").write_text(
+        "import torch\n\nclass Double(torch.nn.Module):\n"
+        "    @torch.no_grad\n    def forward(self, x):\n        return 2 * x\n"
+    )
+    train = f"""
+import torch
+@use_kernel_forward_from_hub("Double")
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return x + x
+repository = LayerRepository({REPO!r}, layer_name="Double", version=1)
+with use_kernel_mapping({{"Double": {{"tpu": repository}}}}):
+    model = kernelize(Double(), mode=Mode.TRAINING, device="tpu")
+assert not model(torch.ones(1, requires_grad=True)).requires_grad
+"""
+    both.stock(train, server)
+    # Nothing is put into models here by a layer's name; who looks is told, and the build of such a layer is refused.
+    look = (
+        f"import sys\nfrom tpu_kernels.cli import main\nsys.argv = ['tpu-kernels', 'info', {REPO!r}]\nmain()"
+    )
+    assert "layer Double" in (told := both.ours(LOAD + look, server))
+    assert "does not say whether it has a gradient" in told
 
 
 def test_10_a_file_that_was_changed_is_refused(

@@ -11,19 +11,23 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import tpu_kernels
 from tpu_kernels.authoring import build_registry
+from tpu_kernels.cli import app
 from tpu_kernels.cli.lock import lock
 from tpu_kernels.errors import (
+    ConfigurationError,
     KernelNotFoundError,
     LockError,
     SourceUnavailableError,
     UntrustedKernelError,
     VerificationError,
 )
+from tpu_kernels.hub.configuration import configured_sources
 from tpu_kernels.hub.lock import read_lock
+from tpu_kernels.hub.trust import Trust
 from tpu_kernels.testing import FakeHub
 
 from .conftest import REPO, MakeSource, Publish, RunPython, Serve, UseRegistry
@@ -337,6 +341,50 @@ class TestFinding:
                 [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=True, timeout=60
             )
             assert process.stdout == f"{found}\n"
+
+    def test_a_command_takes_the_lock_of_a_project_that_it_is_given(
+        self, locked: tuple[FakeHub, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """And of no other: it says so."""
+        _, file = locked
+        inside = file.parent / "src"
+        inside.mkdir()
+        monkeypatch.chdir(inside)
+        monkeypatch.setenv("TPU_KERNELS_SOURCES", "local,lock,registry,hub")
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "bin" / "tpu-kernels"))
+
+        def command(*arguments: str) -> Result:
+            return CliRunner().invoke(app, arguments)
+
+        without = command("explain", REPO)
+        assert ("chosen: " in without.stdout, "lock: " in without.stdout) == (True, False)
+        assert without.stderr == f"note: {file} is not looked at; --project . does\n"
+        answer = command("explain", REPO, "--project", ".")
+        assert f"{file} locks it; from the hub\n" in answer.stdout
+        assert not answer.stderr
+        assert json.loads(command("info", REPO, "--project", ".", "--json").stdout)["source"] == "lock"
+        versions = json.loads(command("versions", REPO, "--project", ".", "--json").stdout)["versions"]
+        assert [(v["source"], v["version"], v["taken"]) for v in versions] == [
+            ("lock", 1, True),
+            ("hub", 1, False),
+        ]
+        listed = json.loads(command("list", "--project", ".", "--json").stdout)["kernels"]
+        assert listed[0] == {"source": "lock", "kernel": REPO, "versions": [1], "alias-of": None}
+        downloaded = json.loads(command("download", "--project", ".", "--json").stdout)
+        assert [kernel["repo-id"] for kernel in downloaded["kernels"]] == [REPO]
+        assert not downloaded["failures"]
+
+    def test_a_project_without_a_lock_or_a_place_for_it_is_an_error(
+        self, locked: tuple[FakeHub, Path], tmp_path: Path
+    ) -> None:
+        _, file = locked
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(LockError, match=r"there is no kernels\.lock .* in .*empty or above it"):
+            configured_sources("lock", Trust(), project=tmp_path / "empty")
+        with pytest.raises(ConfigurationError, match="source leaves out the lock of "):
+            configured_sources("hub", Trust(), project=file.parent)
+        result = CliRunner().invoke(app, ["download"])
+        assert (result.exit_code, "name kernels" in result.stderr) == (2, True)
 
     def test_an_installed_package_brings_its_lock(
         self, locked: tuple[FakeHub, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -141,6 +141,35 @@ def test_bytecode_beside_the_sources_is_neither_run_nor_written(variant: Path, t
     assert list(variant.rglob("*.pyc")) == [Path(cached)]
 
 
+READS = """
+import importlib.resources, pkgutil
+def read_loaded():
+    return pkgutil.get_data(__name__, "table.json")
+def read_resource(name="table.json"):
+    return importlib.resources.files(__name__).joinpath(name).read_bytes()
+def read_within():
+    return [entry.name for entry in importlib.resources.files(f"{__name__}.numbers").iterdir()]
+"""
+
+
+def test_data_files_are_read_as_they_were_verified(make_source: MakeSource, tmp_path: Path) -> None:
+    build(make_source(READS), tmp_path / "out")
+    variant = tmp_path / "out" / "build" / "torch-tpu"
+    verified = (variant / "table.json").read_bytes()
+    kernel = tpu_kernels.get_local_kernel(variant)
+    change_data(variant)
+    add(variant)
+    assert kernel.read_loaded() == kernel.read_resource() == verified
+    assert kernel.read_resource("numbers/addition.py").startswith(b"def ")
+    assert kernel.read_within() == ["__init__.py", "addition.py"]
+    with pytest.raises(FileNotFoundError):
+        kernel.read_resource("extra.py")
+    with pytest.raises(FileNotFoundError, match=r"has no file .*extra\.py"):
+        kernel.__spec__.loader.get_data(str(variant / "extra.py"))
+    with pytest.raises(FileNotFoundError):
+        kernel.__spec__.loader.get_data(__file__)
+
+
 class TestLocalKernel:
     def test_the_repository_its_build_folder_and_the_variant_are_one_kernel(self, variant: Path) -> None:
         kernel = tpu_kernels.get_local_kernel(variant.parents[1])

@@ -10,11 +10,11 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from ..files import replace_file
 from ..log import get_logger, warn_once
 from .export import Program
 from .outcome import Outcome
@@ -92,16 +92,8 @@ def write(kind: str, key: str, text: str) -> None:
     """Keeps `text` for `read`. A cache that cannot be written is a warning."""
     path = cache_folder(kind) / f"{key}.json"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Written whole and then renamed, as other processes may read and write the same entry.
-        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{key[:16]}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(draft).replace(path)
-        except BaseException:
-            Path(draft).unlink(missing_ok=True)
-            raise
+        # In one step, as other processes may read and write the same entry.
+        replace_file(path, text.encode())
     except OSError as error:
         warn_once(
             f"what is computed is not kept: {error}; set {FOLDER_VARIABLE} to a folder that can be written"

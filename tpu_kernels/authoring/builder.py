@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import BuildError
 from ..files import replace_folder
+from ..hub.layers import read_layers
 from ..hub.layout import CARD_FILE, METADATA_FILE, VARIANT, digest, dump_json
 from ..hub.metadata import Metadata, parse_json
 from .project import Config, Project, read_package, read_project
@@ -16,7 +17,7 @@ from .project import Config, Project, read_package, read_project
 OPS_FOLDER = Path(__file__).resolve().parents[1] / "ops"
 _OPS_PACKAGE = "tpu_ops"
 # What an included kernel finds in the place of its own copy of the ops: the one of the kernel that includes it.
-_SHARED_OPS = b"from ...tpu_ops import *\n"
+_SHARED_OPS = b"from ...tpu_ops import *\nfrom ...tpu_ops import tables\n"
 _COMPAT_MODULE = Path(__file__).with_name("templates") / "compat.py"
 
 
@@ -60,6 +61,7 @@ def assemble(source: Path) -> BuiltKernel:
     """Builds the kernel source in `source`, in memory."""
     project = read_project(source)
     config = project.config
+    _check_layers(source, project.package)
     contents = dict(project.package)
     _add(contents, source, _OPS_PACKAGE, read_package(OPS_FOLDER))
     for name in config.tpu.include if config.tpu else ():
@@ -76,6 +78,15 @@ def assemble(source: Path) -> BuiltKernel:
         metadata=parse_json(Metadata, metadata, str(source / METADATA_FILE)),
         files=dict(sorted(files.items())),
     )
+
+
+def _check_layers(source: Path, package: dict[str, bytes]) -> None:
+    for layer in read_layers(package):
+        if layer.has_backward is None:
+            raise BuildError(
+                f"{source}: the layer {layer.name} does not say whether it has a gradient, and stock kernels would "
+                "train with it either way; add has_backward = True or has_backward = False to the class"
+            )
 
 
 def _add(contents: dict[str, bytes], source: Path, package: str, files: dict[str, bytes]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from ..errors import BenchmarkError
+from ..files import replace_file
 
 
 def check_writable(path: Path) -> None:
@@ -26,17 +26,10 @@ def check_writable(path: Path) -> None:
         )
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_result(path: Path, content: bytes) -> None:
     """Writes `content` to `path` in one step: a reader sees the old file or the new one, never a part."""
     check_writable(path)
-    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(draft).chmod(0o666 & ~umask)  # mkstemp's own mode would hide the file from everybody else
-        Path(draft).replace(path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+        replace_file(path, content)
+    except OSError as error:
+        raise BenchmarkError(f"cannot write {path}: {error}") from error

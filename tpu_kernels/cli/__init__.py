@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -23,6 +24,7 @@ from .list import list_
 from .lock import lock
 from .mirror import mirror
 from .simulate import simulate
+from .tune import tune
 from .verify import verify
 from .versions import versions
 
@@ -31,24 +33,22 @@ app = typer.Typer(
     help="The kernel hub for Google TPUs in PyTorch.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",  # joins the lines of a paragraph
     pretty_exceptions_enable=False,
 )
-# In the order of the help: the first minute; find kernels, get them, look after them; make them.
-app.command()(doctor)
-app.command("list")(list_)
-app.command()(info)
-app.command()(versions)
-app.command()(explain)
-app.command()(download)
-app.command()(verify)
-app.command()(lock)
-app.command()(mirror)
-app.add_typer(cache.app, name="cache")
-app.command()(build)
-app.command()(compile)
-app.command()(simulate)
-app.command(context_settings=EMULATE_SETTINGS)(emulate)
-app.add_typer(bench.app, name="bench")
+# In the order of the help.
+_PANELS: dict[str, dict[str, Callable[..., None]]] = {
+    "Start here": {"doctor": doctor},
+    "Find kernels": {"list": list_, "info": info, "versions": versions, "explain": explain},
+    "Get and keep kernels": {"download": download, "verify": verify, "lock": lock, "mirror": mirror},
+    "Make and measure kernels": {"build": build, "compile": compile, "simulate": simulate, "tune": tune},
+}
+for panel, commands in _PANELS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel)(command)
+app.add_typer(cache.app, name="cache", rich_help_panel="Get and keep kernels")
+app.command("emulate", context_settings=EMULATE_SETTINGS, rich_help_panel="Make and measure kernels")(emulate)
+app.add_typer(bench.app, name="bench", rich_help_panel="Make and measure kernels")
 
 
 def _print_version(wanted: bool) -> None:

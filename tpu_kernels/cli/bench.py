@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..bench.decode import run
-from ..bench.output import check_writable, write_atomically
+from ..bench.output import check_writable, write_result
 from ..bench.plot import check_available, draw
 from ..bench.presets import PRESETS
 from ..bench.report import render
@@ -76,9 +76,9 @@ def decode(
     # Off a terminal rich assumes 80 columns, and a table in a log file would be folded for nothing.
     Console(width=None if sys.stdout.isatty() else 140).print(render(result))
     if json is not None:
-        write_atomically(json, result.to_json().encode())
+        write_result(json, result.to_json().encode())
     if plot is not None:
-        write_atomically(plot, draw(result))
+        write_result(plot, draw(result))
 
 
 def _split(items: str) -> list[str]:

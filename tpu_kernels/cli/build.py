@@ -21,7 +21,10 @@ def build(
         Path | None, typer.Option(help="Build every kernel in SOURCE into this registry.")
     ] = None,
 ) -> None:
-    """Build a kernel: tpu-kernels build kernels_src/ragged-dot --out dist/ragged-dot"""
+    """Build a kernel.
+
+    Example: tpu-kernels build kernels_src/ragged-dot --out dist/ragged-dot
+    """
     if out is not None and registry is None:
         kernels, target = [authoring.build(source, out)], out
     elif registry is not None and out is None:

@@ -25,12 +25,18 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 @app.callback()
 def _group() -> None:
-    """See and prune what is kept on this machine: tpu-kernels cache prune --older-than 30d --dry-run"""
+    """See and prune what is kept on this machine.
+
+    Example: tpu-kernels cache prune --older-than 30d --dry-run
+    """
 
 
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
-    """List the kernels that are kept, with what interrupted downloads left: tpu-kernels cache list"""
+    """List the kernels that are kept, with what interrupted downloads left.
+
+    Example: tpu-kernels cache list
+    """
     items = cached_items()
     if as_json:
         print_json(items=items)
@@ -40,7 +46,10 @@ def list_(as_json: AsJson = False) -> None:
 
 @app.command()
 def size(as_json: AsJson = False) -> None:
-    """Say how large each cache is: tpu-kernels cache size"""
+    """Say how large each cache is.
+
+    Example: tpu-kernels cache size
+    """
     items = _items()
     folders: dict[str, Path] = {"hub": hub_cache_folder(), "builds": builds_folder()}
     folders.update((kind, outcomes.cache_folder(kind)) for kind in outcomes.KINDS)
@@ -68,7 +77,9 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what is old: tpu-kernels cache prune --older-than 30d --keep-latest 2
+    """Delete what is old.
+
+    Example: tpu-kernels cache prune --older-than 30d --keep-latest 2
 
     With both options, what both of them allow. What a running process has loaded stays. Exit status 1 if
     something could not be deleted.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from ..doctor import Finding, examine
@@ -20,7 +22,9 @@ def doctor(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check packages, TPU, settings, sources and caches: tpu-kernels doctor --offline
+    """Check packages, TPU, settings, sources and caches.
+
+    Example: tpu-kernels doctor --offline
 
     Opens no TPU, and takes some seconds. Exit status 1 if a problem stops kernels from loading.
     """
@@ -42,10 +46,18 @@ def _lines(findings: list[Finding]) -> Iterator[Text]:
         if finding.section != section:
             section = finding.section
             yield Text(f"\n{section}", style="bold")
-        line = Text(f"  {finding.level:<8} ", style=_STYLES[finding.level])
-        line.append(f"{finding.subject}: ", style="bold not dim").append(
-            finding.message, style="not bold default"
-        )
-        yield line
+        text = Text(f"{finding.subject}: ", style="bold").append(finding.message, style="not bold")
         if finding.remedy:
-            yield Text(f"           do: {finding.remedy}")
+            text.append(f"\ndo: {finding.remedy}", style="not bold")
+        head = Text(f"  {finding.level:<8} ", style=_STYLES[finding.level])
+        for line in _wrapped(text, len(head)):
+            yield head + line
+            head = Text(" " * len(head))
+
+
+def _wrapped(text: Text, indent: int) -> Iterable[Text]:
+    """The lines of `text`, those that are too long for a terminal in several; a file takes them as they are."""
+    if not sys.stdout.isatty():
+        return text.split("\n")
+    console = Console()
+    return text.wrap(console, max(console.width - indent, 20))

@@ -8,27 +8,39 @@ import typer
 
 from .. import device
 from ..analysis.sizes import format_bytes
-from ..hub.configuration import configured_sources
+from ..hub.layers import Layer
 from ..hub.manage.catalogue import Description, describe
 from ..hub.metadata import Tpu
-from ..hub.trust import Trust
-from .output import AsJson, SourceName, Trusted, make_table, parse_references, print_json, show
+from .output import (
+    AsJson,
+    Project,
+    SourceName,
+    Trusted,
+    make_table,
+    parse_references,
+    print_json,
+    show,
+    sources_of,
+)
 
 
 def info(
     name: Annotated[str, typer.Argument(help="The kernel: org/name, or org/name@N for one version.")],
     version: Annotated[int | None, typer.Option(help="The version; else the newest.")] = None,
     source: SourceName = None,
+    project: Project = None,
     trust: Trusted = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a kernel is, needs and offers: tpu-kernels info tpu-kernels/ragged-dot
+    """Say what a kernel is, needs and offers.
+
+    Example: tpu-kernels info tpu-kernels/ragged-dot
 
     Of a kernel on the Hub the metadata and the card are fetched, and nothing of it is run. Exit status 1 if
     it does not run here.
     """
     [reference] = parse_references([name], version)
-    description = describe(reference, configured_sources(source, Trust.of(trust or False)))
+    description = describe(reference, sources_of(source, trust, project))
     runs = description.explanation.build is not None
     if as_json:
         print_json(
@@ -40,6 +52,7 @@ def info(
             unmet=[str(requirement) for requirement in description.unmet],
             path=description.path,
             size=description.size,
+            layers=description.layers,
             metadata=description.metadata,
         )
     else:
@@ -66,6 +79,8 @@ def _print(description: Description) -> None:
         table.add_row(f"op {name}", "; ".join(filter(None, details)))
     for point, names in tpu.provides.items():
         table.add_row(point, ", ".join(f"tpu_{name}" for name in names))
+    for layer in description.layers or ():
+        table.add_row(f"layer {layer.name}", _abilities(layer))
     digest = metadata.digest
     table.add_row("digests", f"{digest.algorithm} of {len(digest.files)} files" if digest else "none")
     if description.path is not None and description.size is not None:
@@ -77,6 +92,14 @@ def _print(description: Description) -> None:
 
 def _runs(description: Description) -> str:
     return "yes" if description.explanation.build else f"no: {description.explanation.outcome}"
+
+
+def _abilities(layer: Layer) -> str:
+    gradient = {True: "differentiable", False: "no gradient"}.get(
+        layer.has_backward,  # type: ignore[arg-type]
+        "does not say whether it has a gradient (has_backward), and stock kernels trains with it",
+    )
+    return f"{gradient}; {'' if layer.can_torch_compile else 'not '}for torch.compile"
 
 
 def _generations(tpu: Tpu) -> str:

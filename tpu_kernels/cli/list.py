@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from ..hub.configuration import configured_sources
 from ..hub.manage.catalogue import list_kernels
-from ..hub.trust import Trust
-from .output import AsJson, SourceName, make_table, print_json, show
+from .output import AsJson, Project, SourceName, make_table, print_json, show, sources_of
 
 
-def list_(source: SourceName = None, as_json: AsJson = False) -> None:
-    """List kernels: tpu-kernels list --source registry
+def list_(source: SourceName = None, project: Project = None, as_json: AsJson = False) -> None:
+    """List kernels.
+
+    Example: tpu-kernels list --source registry
 
     Those of every source that can be listed: overrides, registries, buckets, and of the Hub what is cached
     here. Exit status 1 if a source could not be asked.
     """
-    kernels, failures = list_kernels(configured_sources(source, Trust()))
+    kernels, failures = list_kernels(sources_of(source, None, project))
     if as_json:
         print_json(kernels=kernels, failures=failures)
     else:

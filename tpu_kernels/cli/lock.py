@@ -36,7 +36,10 @@ def lock(
         bool, typer.Option("--json", help="Print what is locked, or what is wrong, as JSON.")
     ] = False,
 ) -> None:
-    """Lock the kernels that tool.kernels.dependencies in pyproject.toml lists: tpu-kernels lock"""
+    """Lock the kernels that tool.kernels.dependencies in pyproject.toml lists.
+
+    Example: tpu-kernels lock
+    """
     requirements = read_requirements(project)
     path = project / LOCK_FILE
     if check:

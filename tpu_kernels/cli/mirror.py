@@ -26,7 +26,9 @@ def mirror(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be copied.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy kernels to a folder or bucket: tpu-kernels mirror org/name --to gs://bucket/kernels
+    """Copy kernels to a folder or bucket.
+
+    Example: tpu-kernels mirror org/name --to gs://bucket/kernels
 
     Load from it with TPU_KERNELS_SOURCES=gs://bucket/kernels. What is there and right is not copied again, so
     a mirror that was interrupted goes on where it stopped. Exit status 1 if a kernel could not be copied.

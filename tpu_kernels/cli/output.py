@@ -17,7 +17,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from ..errors import TpuKernelsError
+from ..hub.configuration import configured_sources, lock_file, project_lock
 from ..hub.reference import Reference
+from ..hub.sources import Source
+from ..hub.trust import Trust
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Trusted = Annotated[
@@ -28,6 +31,21 @@ SourceName = Annotated[
     str | None,
     typer.Option("--source", help="Look only here: local, registry, hub, or a registry's folder or URL."),
 ]
+
+Project = Annotated[
+    Path | None,
+    typer.Option("--project", help="Answer as for a program of the project in this folder: by its lock."),
+]
+
+
+def sources_of(
+    source: str | None, trust: Sequence[str] | None = None, project: Path | None = None
+) -> tuple[Source, ...]:
+    """The sources that a command asks, by its options; a lock that lies here and is not asked is mentioned."""
+    sources = configured_sources(source, Trust.of(trust or False), project=project)
+    if source is None and project is None and lock_file() is None and (lock := project_lock(Path())):
+        typer.echo(f"note: {lock} is not looked at; --project . does", err=True)
+    return sources
 
 
 def print_json(**data: Any) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,12 +14,13 @@ from rich.progress import Progress
 
 from .. import analysis, hub
 from ..analysis import cache
-from ..analysis.simulator.fingerprint import simulator_fingerprint
-from ..analysis.simulator.profile import Profile
 from ..analysis.target import parse_target
 from ..analysis.workload import parse_workload
 from ..errors import AnalysisError
 from .cases import CASE_HELP, KernelArgument, load_cases, repository
+
+if TYPE_CHECKING:
+    from ..analysis.simulator import Profile
 
 
 def simulate(
@@ -106,6 +107,8 @@ def _key(
         return None
     for name in names:
         parse_workload(name)
+    from ..analysis.simulator.fingerprint import simulator_fingerprint
+
     return cache.digest(simulator_fingerprint(), dict(build.metadata.digest.files), names, targets, op)
 
 
@@ -114,4 +117,6 @@ def _to_json(profiles: list[Profile]) -> str:
 
 
 def _from_json(text: str) -> list[Profile]:
+    from ..analysis.simulator import Profile
+
     return [Profile.from_json(json.dumps(values)) for values in json.loads(text)]

@@ -24,7 +24,9 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the files of kernels on this machine: tpu-kernels verify tpu-kernels/ragged-dot
+    """Check the files of kernels on this machine.
+
+    Example: tpu-kernels verify tpu-kernels/ragged-dot
 
     Computes every digest again, of what is cached, shipped or in a folder (./org/name). Nothing is fetched or
     run. Exit status 1 if a file is not the one that was promised.

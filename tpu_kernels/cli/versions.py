@@ -6,23 +6,24 @@ from typing import Annotated
 
 import typer
 
-from ..hub.configuration import configured_sources
 from ..hub.manage.catalogue import list_versions
-from ..hub.trust import Trust
-from .output import AsJson, SourceName, Trusted, make_table, print_json, show
+from .output import AsJson, Project, SourceName, Trusted, make_table, print_json, show, sources_of
 
 
 def versions(
     name: Annotated[str, typer.Argument(help="The kernel's repository, org/name.")],
     source: SourceName = None,
+    project: Project = None,
     trust: Trusted = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the versions of a kernel: tpu-kernels versions tpu-kernels/ragged-dot
+    """List the versions of a kernel.
+
+    Example: tpu-kernels versions tpu-kernels/ragged-dot
 
     Marks the one that get_kernel would load where none is asked for. Exit status 1 if there is none.
     """
-    found, failures = list_versions(name, configured_sources(source, Trust.of(trust or False)))
+    found, failures = list_versions(name, sources_of(source, trust, project))
     if as_json:
         print_json(kernel=name, versions=found, failures=failures)
     else:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 from jax._src.pallas.mosaic import tpu_info
+from jax.experimental.pallas import tpu as pltpu
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 from torch_tpu import _loader
+from torch_tpu._internal.pallas import pallas
 from torch_tpu._internal.utils import hardware
 
 from . import standins
@@ -38,7 +43,31 @@ def load(quiet: bool) -> None:
         torch.backends.tpu = ModuleType("torch.backends.tpu")  # type: ignore[attr-defined]
     # Pallas asks for the chip's properties even to interpret a kernel (`emit_pipeline`). Any chip's will do.
     tpu_info.registry["cpu"] = lambda: tpu_info.get_tpu_info_for_chip(tpu_info.ChipVersion.TPU_V5E, 1)
+    _interpret_kernels()
     standins.register()
+
+
+def _interpret_kernels() -> None:
+    """Has `torch_tpu`'s `jax_op`, by which kernels of others come, trace Pallas kernels to be interpreted."""
+    prepare = pallas.JaxCallable.__init__
+
+    @functools.wraps(prepare)
+    def prepare_interpreted(self: Any, *args: Any, **kwargs: Any) -> None:
+        prepare(self, *args, **kwargs)
+        self.exported = _interpreted(self.exported)
+
+    pallas.JaxCallable.__init__ = prepare_interpreted
+
+
+def _interpreted(trace: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(trace)
+    def interpreted(*args: Any, **kwargs: Any) -> Any:
+        # The plain interpreter. The one that simulates a TPU's memories calls back into Python, and such
+        # calls a module that is handed to torch_tpu cannot hold.
+        with pltpu.force_tpu_interpret_mode(True):  # type: ignore[arg-type]
+            return trace(*args, **kwargs)
+
+    return interpreted
 
 
 def _disable_graph_cache() -> None:

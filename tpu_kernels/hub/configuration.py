@@ -42,16 +42,18 @@ def configured_sources(
     user_agent: str | None = None,
     *,
     local_only: bool = False,
+    project: Path | None = None,
 ) -> tuple[Source, ...]:
     """The sources to ask, in order: `source` alone, else those of `TPU_KERNELS_SOURCES`, else the default.
 
     A source is `local` (what `LOCAL_KERNELS` names), `lock` (see `lock_file`), `registry` (what ships with
     this package), `hub`, or the folder or URL of a registry. The variable has commas between them. Without
     overrides there is no `local`, and without a lock no `lock`. With `local_only` the Hub is asked for nothing.
+    With `project` the lock is that of the project which this folder is in.
 
     Raises:
         ConfigurationError: One of them is none of these, or a variable cannot be read.
-        LockError: The lock is malformed, or it is the only source and there is none.
+        LockError: The lock is malformed, or there is none and it is the only source or that of `project`.
 
     Example:
         >>> [source.name for source in configured_sources("registry", Trust())]
@@ -62,17 +64,26 @@ def configured_sources(
     else:
         listed = os.environ.get(SOURCES_VARIABLE) or DEFAULT_SOURCES
         names, origin = [name.strip() for name in listed.split(",") if name.strip()], SOURCES_VARIABLE
+    if project is not None and "lock" not in names:
+        raise ConfigurationError(
+            f"{origin} leaves out the lock of {project}; add lock to it, or ask without the project"
+        )
     sources: list[Source] = []
     for name in names:
         if name == "local":
             if overrides := local_overrides():
                 sources.append(LocalSource(overrides))
         elif name == "lock":
-            if (path := lock_file()) is not None:
+            if (path := lock_file() if project is None else project_lock(project)) is not None:
                 from .lock import read_lock
 
                 lock = read_lock(path)
                 sources.append(locked_source(lock, trust, user_agent, behind=names, local_only=local_only))
+            elif project is not None:
+                raise LockError(
+                    f"there is no {LOCK_FILE} beside a pyproject.toml in {project} or above it; make one with: "
+                    "tpu-kernels lock"
+                )
             elif names == ["lock"]:
                 raise LockError(
                     f"there is no lock: {LOCK_VARIABLE} names none, and beside the program's pyproject.toml there "
@@ -108,9 +119,9 @@ def locked_source(
 def lock_file() -> Path | None:
     """The lock that the user names by `TPU_KERNELS_LOCK`, else that of the project which the program is in.
 
-    That is `kernels.lock` beside the nearest `pyproject.toml` at or above the folder of the script, or of the
-    working directory where Python runs none, as in a notebook. A program that is installed belongs to no
-    project; least of all to the one that it happens to be started in, whose lock could choose what it runs.
+    That is the project of the script's folder, or of the working directory where Python runs none, as in a
+    notebook. An installed program belongs to the project that its environment lies in, if any; never to the
+    one that it happens to be started in, whose lock could choose what it runs.
     """
     if named := os.environ.get(LOCK_VARIABLE):
         return Path(named)
@@ -119,6 +130,12 @@ def lock_file() -> Path | None:
         folder = Path(script).resolve().parent if script else Path.cwd()
     except OSError:
         return None
+    return project_lock(folder)
+
+
+def project_lock(folder: Path) -> Path | None:
+    """`kernels.lock` beside the nearest `pyproject.toml` at or above `folder`, None where there is none."""
+    folder = folder.absolute()
     for parent in (folder, *folder.parents):
         if (parent / "pyproject.toml").is_file():
             return parent / LOCK_FILE if (parent / LOCK_FILE).is_file() else None

@@ -1,6 +1,7 @@
 """Loading: a verified build as a Python module under its own id.
 
-A kernel's modules are imported from the sources that were verified, never from bytecode on disk. Each
+A kernel's modules are imported from the sources that were verified, never from bytecode on disk, and its other
+files are read as they were verified. Each
 build lives under its own module name, so that versions do not meet; a build that is loaded stays loaded
 and costs nothing to ask for again.
 """
@@ -10,15 +11,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import io
 import sys
 import threading
+import zipfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.resources.abc import TraversableResources
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 from ..errors import IncompatibleKernelError
 from .explanation import ResolvedBuild
@@ -160,17 +165,43 @@ def _dependencies(modules: dict[str, ModuleType]) -> AbstractContextManager[None
 
 
 class _VerifiedLoader(SourceFileLoader):
-    """Compiles a module from its verified source; bytecode on disk is neither read nor written."""
+    """Compiles a module from its verified source, and reads a kernel's other files as they were verified.
 
-    def __init__(self, fullname: str, path: str, source: bytes) -> None:
-        super().__init__(fullname, path)
-        self._source = source
+    Bytecode on disk is neither read nor written.
+    """
+
+    def __init__(self, fullname: str, build: VerifiedBuild, relative: str) -> None:
+        super().__init__(fullname, str(build.path / relative))
+        self._build = build
+        self._relative = relative
 
     def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self._source, self.path)
+        return self.source_to_code(self._build.contents[self._relative], self.path)
 
     def get_data(self, path: str) -> bytes:
-        return self._source if path == self.path else super().get_data(path)
+        """What `pkgutil.get_data` reads."""
+        try:
+            return self._build.contents[Path(path).relative_to(self._build.path).as_posix()]
+        except (KeyError, ValueError):
+            raise FileNotFoundError(f"the kernel in {self._build.path} has no file {path}") from None
+
+    def get_resource_reader(self, name: str | None = None) -> TraversableResources:  # type: ignore[override]
+        """What `importlib.resources` reads."""
+        return _VerifiedResources(self._build, self._relative.rpartition("/")[0])
+
+
+class _VerifiedResources(TraversableResources):
+    """The files of a kernel in one of its folders, as they were verified."""
+
+    def __init__(self, build: VerifiedBuild, folder: str) -> None:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for path, content in build.contents.items():
+                archive.writestr(path, content)
+        self._files = zipfile.Path(zipfile.ZipFile(buffer), f"{folder}/" if folder else "")
+
+    def files(self) -> Any:
+        return self._files
 
 
 class _KernelFinder(MetaPathFinder):
@@ -196,11 +227,11 @@ class _KernelFinder(MetaPathFinder):
             return None
         folder = "/".join(parts)
         init = f"{folder}/__init__.py" if folder else "__init__.py"
-        if init in build.sources:
+        if init in build.contents:
             return _spec(fullname, build, init)
-        if f"{folder}.py" in build.sources:
+        if f"{folder}.py" in build.contents:
             return _spec(fullname, build, f"{folder}.py")
-        if any(source.startswith(f"{folder}/") for source in build.sources):
+        if any(path.startswith(f"{folder}/") and path.endswith(".py") for path in build.contents):
             namespace = ModuleSpec(fullname, None, is_package=True)
             namespace.submodule_search_locations = [str(build.path / folder)]
             return namespace
@@ -209,9 +240,8 @@ class _KernelFinder(MetaPathFinder):
 
 
 def _spec(fullname: str, build: VerifiedBuild, relative: str) -> ModuleSpec | None:
-    path = str(build.path / relative)
-    loader = _VerifiedLoader(fullname, path, build.sources[relative])
-    return importlib.util.spec_from_file_location(fullname, path, loader=loader)
+    loader = _VerifiedLoader(fullname, build, relative)
+    return importlib.util.spec_from_file_location(fullname, loader.path, loader=loader)
 
 
 _finder = _KernelFinder()

@@ -19,14 +19,14 @@ _UNDIGESTED = (METADATA_FILE, SIGNATURE_FILE)
 
 @dataclass(frozen=True, eq=False)
 class VerifiedBuild:
-    """A build whose files were checked, with its Python sources as they were when checked.
+    """A build whose files were checked, as they were when checked.
 
-    The sources are kept so that what is imported is what was verified, whatever happens to the files later.
+    They are kept so that what is imported and read is what was verified, whatever happens on disk later.
     """
 
     resolved: ResolvedBuild
     path: Path
-    sources: Mapping[str, bytes]
+    contents: Mapping[str, bytes]
 
 
 def verify(build: ResolvedBuild) -> VerifiedBuild:
@@ -41,10 +41,9 @@ def verify(build: ResolvedBuild) -> VerifiedBuild:
     # What comes from a registry is vouched for by whoever made it; signatures are for what the Hub serves.
     if COMMIT.fullmatch(build.revision) and (signers := accepted_signers()):
         check_signature(files.path, signers)
-    sources = {path: content for path, content in contents.items() if path.endswith(".py")}
-    if "__init__.py" not in sources:
+    if "__init__.py" not in contents:
         raise VerificationError(f"{files.path} has no __init__.py; it is no complete kernel build")
-    return VerifiedBuild(build, files.path, sources)
+    return VerifiedBuild(build, files.path, contents)
 
 
 def verify_files(folder: Path, metadata: Metadata, *, digests_required: bool = True) -> dict[str, bytes]:

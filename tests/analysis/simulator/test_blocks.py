@@ -49,6 +49,28 @@ def test_delay_slots_that_are_not_printed(bundles: list[str], slots: int) -> Non
     assert ends_of_blocks(bundles, None)[0] == 2 + slots
 
 
+def ends_behind(target: str, slots: list[str]) -> list[int]:
+    """The ends of blocks where region 5, which the branch leads to, is the bundle `target` further on."""
+    bundles = [OTHER, BRANCH, *slots, *[OTHER] * 3, f"{target} }} /* Start region 5 */ {{", OTHER]
+    text = "".join(f"  {place:#x}   : {{ {body} }}\n" for place, body in enumerate(bundles))
+    return [block.end for block in find_blocks(parse_bundles(PREAMBLE + text.replace(" { }", "")), None)]
+
+
+def test_delay_slots_by_the_values_that_the_branch_leads_to() -> None:
+    slots = [EMPTY, EMPTY, "%s7_s4 = smov.u32 1", OTHER, OTHER, OTHER]
+    assert ends_behind("%s8_s5 = smov.u32 %s7_s4", slots)[0] == 2 + 6
+    assert ends_behind("%s8_s5 = smov.u32 %s6_s4", slots)[0] == 2 + 1
+
+
+def test_delay_slots_behind_a_loop_are_all_that_is_within_it() -> None:
+    lines = ["  0x0 LB: > { %s3_s3 = smov.u32 2 } /* Start region 5 */\n", f"  0x1   : > {{ {BRANCH} }}\n"]
+    lines += [f"  {place:#x}   : {{}}\n" for place in (2, 3)]
+    lines += [f"  {place:#x}   : > {{ {OTHER} }}\n" for place in range(4, 8)]
+    lines += [f"  {place:#x}   : {{ {OTHER} }}\n" for place in range(8, 12)]
+    blocks = find_blocks(parse_bundles(PREAMBLE + "".join(lines)), None)
+    assert blocks[0].end == blocks[1].start == 8
+
+
 def test_delay_slots_of_a_fixed_number() -> None:
     assert ends_of_blocks([STAYS, TARGET, *NEXT], 4)[0] == 6
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass
 
 from ...errors import SimulationError
-from .ir import Address, Bundle, Register, ScalarOp, Schedule
+from .delay import count_slots, find_branches, reads
+from .ir import Bundle, Register, ScalarOp, Schedule
 from .semantics import SCALAR_OPS
-
-_MOST_SLOTS = 6  # where they are not a fixed number
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +34,8 @@ def find_blocks(schedule: Schedule, delay_slots: int | None) -> tuple[Block, ...
 
     Args:
         schedule: The kernel.
-        delay_slots: How many bundles after a branch are still run; None: that is told by where the next region
-            begins, which is how TPU7x has it.
+        delay_slots: How many bundles after a branch are still run; None: that is told from what follows, as for
+            TPU7x.
 
     Raises:
         SimulationError: Branches that cannot be followed.
@@ -54,7 +52,7 @@ def find_blocks(schedule: Schedule, delay_slots: int | None) -> tuple[Block, ...
     leaders = {0, last}
     delayed: set[int] = set()
     for place, bundle in enumerate(bundles):
-        found = _branches(bundle)
+        found = find_branches(bundle)
         if not found:
             continue
         if len(found) > 1:
@@ -62,7 +60,8 @@ def find_blocks(schedule: Schedule, delay_slots: int | None) -> tuple[Block, ...
         [branch] = found
         goal = branch.args[0]
         assert isinstance(goal, int)
-        after = place + 1 + _delay(bundles, place, branch, delay_slots)
+        slots = delay_slots if delay_slots is not None else count_slots(bundles, place, branch, regions)
+        after = place + 1 + slots
         if after in branches:
             raise SimulationError(f"line {bundle.line} of the kernel's bundles branches within a branch")
         branches[after] = branch, regions.get(goal, last)
@@ -90,33 +89,6 @@ def find_blocks(schedule: Schedule, delay_slots: int | None) -> tuple[Block, ...
     return tuple(blocks)
 
 
-def _delay(bundles: tuple[Bundle, ...], place: int, branch: ScalarOp, slots: int | None) -> int:
-    """How many bundles after the one at `place` are run before its branch takes effect."""
-    if slots is not None:
-        return slots
-    # There are six. Where the last ones would be empty there are fewer, with one empty bundle for the rest. It is
-    # known from an empty one between others by what follows: a region or a branch; or what is under no predicate
-    # after instructions of the next region, which are under the one that the branch is not taken under.
-    stays = None
-    if branch.guard is not None:
-        stays = dataclasses.replace(branch.guard, negated=not branch.guard.negated)
-    near = bundles[place + 1 : place + 2 + _MOST_SLOTS]
-    marked = any(bundle.starts or bundle.labelled for bundle in near)
-    for count, bundle in enumerate(near):
-        if count == _MOST_SLOTS or bundle.starts or bundle.labelled or _branches(bundle):
-            return count
-        hoisted = near[:count]
-        if hoisted and not hoisted[-1].guards and not bundle.guards <= {stays}:
-            of_next_region = all(slot.guards <= {stays} for slot in hoisted)
-            if of_next_region and (any(slot.guards for slot in hoisted) or not marked):
-                return count
-    return len(near)
-
-
-def _branches(bundle: Bundle) -> list[ScalarOp]:
-    return [op for op in bundle.scalar if SCALAR_OPS[op.op] == "branch"]
-
-
 def _live(bundles: tuple[Bundle, ...]) -> list[tuple[ScalarOp, ...]]:
     """Each bundle's instructions without those whose results nothing needs, whatever the way to them."""
     definitions: dict[str, list[ScalarOp]] = defaultdict(list)
@@ -127,14 +99,14 @@ def _live(bundles: tuple[Bundle, ...]) -> list[tuple[ScalarOp, ...]]:
                 if op.dest is not None:
                     definitions[op.dest.virtual].append(op)
             else:
-                waiting += _reads(op)
+                waiting += reads(op)
     live: set[str] = set()
     while waiting:
         register = waiting.pop()
         if register.virtual not in live:
             live.add(register.virtual)
             for op in definitions[register.virtual]:
-                waiting += _reads(op)
+                waiting += reads(op)
 
     def matters(op: ScalarOp) -> bool:
         effect = SCALAR_OPS[op.op]
@@ -144,11 +116,3 @@ def _live(bundles: tuple[Bundle, ...]) -> list[tuple[ScalarOp, ...]]:
         return effect != "phi" and (effect != "set" or (op.dest is not None and op.dest.virtual in live))
 
     return [tuple(op for op in bundle.scalar if matters(op)) for bundle in bundles]
-
-
-def _reads(op: ScalarOp) -> list[Register]:
-    read: list[Register] = [register for register in (op.guard, op.old) if register is not None]
-    for argument in op.args:
-        terms = argument.terms if isinstance(argument, Address) else (argument,)
-        read += [term for term in terms if isinstance(term, Register)]
-    return [dataclasses.replace(register, negated=False) for register in read]

@@ -9,6 +9,7 @@ from pathlib import Path
 from ...errors import SourceUnavailableError, TpuKernelsError, UntrustedKernelError
 from ..explanation import Explanation, ResolvedBuild
 from ..hub_source import HubSource
+from ..layers import Layer, read_layers
 from ..metadata import Metadata
 from ..reference import Reference
 from ..requirements import UnmetRequirement, unmet_requirements
@@ -54,7 +55,8 @@ class Description:
     """What is known about a build without loading it.
 
     `unmet` are its requirements that this environment does not meet; `path` is its folder on this machine,
-    None where it is not here, and `size` the bytes in it. `explanation` says whether it would be loaded.
+    None where it is not here, `size` the bytes in it, and `layers` what its sources say of its layers.
+    `explanation` says whether it would be loaded.
     """
 
     repo_id: str
@@ -65,6 +67,7 @@ class Description:
     unmet: tuple[UnmetRequirement, ...]
     path: Path | None
     size: int | None
+    layers: tuple[Layer, ...] | None
     explanation: Explanation
 
 
@@ -84,12 +87,19 @@ def list_versions(repo_id: str, sources: Sequence[Source]) -> tuple[list[ListedV
     """The versions of a kernel that each source has, newest first, and which of them would be loaded."""
     reference = Reference(repo_id)
     chosen = resolve(reference, sources).build
+    taken_from = chosen.source if chosen is not None else None
     listed: list[ListedVersion] = []
     failures: list[SourceFailure] = []
     for source in sources:
         try:
             listed += [
-                ListedVersion(source.name, c.version, c.commit, c.address, _is_of(c, chosen))
+                ListedVersion(
+                    source.name,
+                    c.version,
+                    c.commit,
+                    c.address,
+                    source.name == taken_from and _is_of(c, chosen),
+                )
                 for c in source.find(reference)
             ]
         except UntrustedKernelError as error:
@@ -122,6 +132,7 @@ def describe(reference: Reference, sources: Sequence[Source]) -> Description:
         tuple(unmet_requirements(metadata.tpu.requires if metadata.tpu else {})),
         path,
         sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) if path else None,
+        _layers(path) if path else None,
         explanation,
     )
 
@@ -169,6 +180,15 @@ def _card(source: Source, candidate: Candidate) -> bytes | None:
         return source.read_card(candidate)
     except SourceUnavailableError:
         return None
+
+
+def _layers(path: Path) -> tuple[Layer, ...]:
+    files = [path / "layers.py", *(path / "layers").rglob("*.py")]
+    return tuple(
+        read_layers(
+            {file.relative_to(path).as_posix(): file.read_bytes() for file in files if file.is_file()}
+        )
+    )
 
 
 def _is_of(candidate: Candidate, build: ResolvedBuild | None) -> bool:

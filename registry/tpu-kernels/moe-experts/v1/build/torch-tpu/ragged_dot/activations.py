@@ -22,7 +22,7 @@ CLAMPED = "swiglu_clamped"
 def gate_with(
     gate: jax.Array, up: jax.Array, activation: str, *, alpha: float = 1.0, limit: float | None = None
 ) -> jax.Array:
-    """`act(gate) * up`; for `CLAMPED`, ``(up + 1) * gate * sigmoid(alpha * gate)`` of values within `limit`."""
+    """`act(gate) * up`; for `CLAMPED`, ``(up + 1) * gate * sigmoid(alpha * gate)`` of values within `limit`, if any."""
     if activation != CLAMPED:
         return ACTIVATIONS[activation](gate) * up
     if limit is not None:

@@ -15,16 +15,11 @@ import jax.numpy as jnp
 
 from .epilogue import Epilogue
 from .forward import PLAIN, gmm
-from .tiles import (
-    Config,
-    default_config,
-    default_weight_config,
-    interpreted_config,
-    interpreted_weight_config,
-    round_up,
-    row_tile,
-)
+from .forward_tiles import Product, interpreted_config
+from .tiles import Config, round_up, row_tile
+from .tpu_ops import tables
 from .weight_gradient import gmm_weights
+from .weight_tiles import WeightProduct, interpreted_weight_config
 
 # Minor axes are padded to these multiples: the compiler handles 64, half a register row, by itself. An axis that
 # may have to be split into tiles is padded to whole register rows.
@@ -68,7 +63,7 @@ def ragged_dot(
       gating: "concatenated": the first N/2 columns are the gates of the others; "interleaved": each even column is
         that of the odd one after it. None: no gate.
       alpha, limit: of `activations.CLAMPED`.
-      tpu: generation whose vector memory the tiles are chosen for.
+      tpu: generation that the product is cut for.
       config: how the forward product is cut, in place of what is chosen.
       interpret: as in `pallas_call`.
 
@@ -126,17 +121,18 @@ def _ragged_dot(
     elif static.interpret is True:
         config = interpreted_config(m, k_padded, n_padded, rhs.dtype)
     else:
-        config = default_config(
+        product = Product(
             m,
             k_padded,
             n_padded,
             rhs.shape[0],
-            rhs.dtype,
-            tpu=static.tpu,
-            transpose_rhs=transpose_rhs,
-            out_dtype=out_dtype,
-            wide=wide // n_padded,
+            group_sizes.shape[0],
+            str(rhs.dtype),
+            str(out_dtype),
+            transpose_rhs,
+            wide // n_padded,
         )
+        config = tables.choose(product, static.tpu)
     # Copies are of whole row tiles; one copy of everything needs only whole registers.
     rows = round_up(m, SUBLANES if config.resident else row_tile(lhs.dtype))
     out = gmm(
@@ -263,7 +259,9 @@ def _weight_gradient(
     if static.interpret is True:
         config = interpreted_weight_config(m, a_padded, b_padded, rhs.dtype)
     else:
-        config = default_weight_config(m, a_padded, b_padded, groups, rhs.dtype, tpu=static.tpu)
+        sizes = group_sizes.shape[0]
+        product = WeightProduct(m, a_padded, b_padded, groups, sizes, str(rhs.dtype))
+        config = tables.choose(product, static.tpu)
     rows = round_up(m, row_tile(left.dtype))
     out = gmm_weights(
         _pad_minor(left, rows, a_padded),

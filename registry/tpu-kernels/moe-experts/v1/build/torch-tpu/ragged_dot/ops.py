@@ -123,7 +123,7 @@ def ragged_dot(
       preferred_element_type: dtype of the result, bfloat16 or float32; that of `lhs` when None. Sums are kept
         in float32.
       activation: "silu", "gelu", "gelu_tanh", "relu" or "relu2"; with a gate, of the gate, and then also
-        "swiglu_clamped", gpt-oss's ``(up + 1) * gate * sigmoid(alpha * gate)``, of values within `limit`.
+        "swiglu_clamped", gpt-oss's ``(up + 1) * gate * sigmoid(alpha * gate)``, of values within `limit`, if any.
       gating: "concatenated": the first N/2 columns are the gates of the others; "interleaved": each even column is
         that of the odd one after it. None: no gate.
       alpha, limit: of "swiglu_clamped".
@@ -235,7 +235,7 @@ def experts(
       top_k_weights: [T, k], bfloat16 or float32.
       gate_up_proj: [E, 2I, H], or [E, H, 2I] when `transposed`; the gate's columns first, then those of up.
       down_proj: [E, H, I], or [E, I, H] when `transposed`.
-      activation: "silu", "gelu", "gelu_tanh" or "relu", applied to the gate.
+      activation: "silu", "gelu", "gelu_tanh", "relu" or "relu2", applied to the gate.
       transposed: both weights are stored with the contraction before the columns.
 
     Returns: [T, H] in the dtype of `hidden_states`. Differentiable in everything but `top_k_index`.

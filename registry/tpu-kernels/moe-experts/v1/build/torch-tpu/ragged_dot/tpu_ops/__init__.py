@@ -1,1 +1,2 @@
 from ...tpu_ops import *
+from ...tpu_ops import tables

@@ -1,0 +1,264 @@
+"""How a grouped product is cut: which configs there are for its shapes, and which is likeliest the fastest.
+
+The order comes from a small model of the chip: what moves through HBM, what the matrix unit takes, and what fits into
+vector memory. It only ranks; times come from `tpu-kernels simulate` and `tune`, or from a TPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .epilogue import Epilogue
+from .forward import PLAIN, gmm
+from .tiles import (
+    CHIPS,
+    CHUNK_SECONDS,
+    COMPILER_BYTES,
+    INTERPRETED_ROWS,
+    LANES,
+    LONGEST_PROGRAM,
+    MIB,
+    Chip,
+    Config,
+    axis_parts,
+    heights,
+    overlapped,
+    powers_of_two,
+    ranked,
+    read_config,
+    round_up,
+    row_tile,
+    split_bytes,
+    vmem_budget,
+)
+
+# What the compiler's schedules show (simulated, v6e): a narrow piece of weights takes the rows from vector memory
+# again, as long as multiplying this many columns; and a piece in a chunk costs this much beside its products.
+NARROW_COLUMNS = 64
+PIECE_SECONDS = 0.05e-6
+# Weights that are on their way at any time, at least: what HBM moves within its latency.
+IN_FLIGHT_BYTES = 4 * MIB
+PROGRAM_BYTES = 4e-4  # about 5 bundles of 64 bytes for a million multiplications
+MOST_ROWS = 1280
+SUBLANES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A grouped product, ``[m, k] x [groups, k, n]``, as `forward.gmm` has it: a problem of `tpu_ops.tables`.
+
+    Attributes:
+      m, k, n, groups: axes.
+      sizes: number of group sizes; `groups` of them have their weights here.
+      dtype: of both operands.
+      out_dtype: of the result.
+      transposed: the weights are stored as [groups, n, k].
+      wide: columns of weights for each column of the result: 2 with a gate.
+
+    Example:
+      >>> Product(8, 2048, 1536, 128, 128).candidates("v6e")[0].resident
+      True
+    """
+
+    m: int
+    k: int
+    n: int
+    groups: int
+    sizes: int
+    dtype: str = "bfloat16"
+    out_dtype: str = "bfloat16"
+    transposed: bool = True
+    wide: int = 1
+
+    operation = "forward"
+
+    @property
+    def dimensions(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("m", "k", "n", "groups", "sizes")}
+
+    @property
+    def variant(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("dtype", "out_dtype", "transposed", "wide")}
+
+    def candidates(self, tpu: str) -> list[Config]:
+        """The configs that fit into the vector memory of `tpu`, likeliest best first.
+
+        Where none fits, the smallest: the compiler's message tells by how much it fails.
+        """
+        budget = vmem_budget(tpu)
+        configs = list(dict.fromkeys(self._configs(budget)))
+        fitting = [config for config in configs if self.vmem_bytes(config) <= budget]
+        if not fitting:
+            return [min(configs, key=self.vmem_bytes)]
+        seconds = functools.partial(self._seconds, chip=CHIPS[tpu])
+        return ranked(fitting, seconds, lambda c: (c.columns, c.depth, c.by_group, c.resident))
+
+    def fitting(self, values: Mapping[str, Any], tpu: str) -> Config | None:
+        """The config with these values; None if the kernel cannot solve this product with it."""
+        config = read_config(Config, values, tpu)
+        if config is None:
+            return None
+        columns = min(config.columns, self.n)
+        config = dataclasses.replace(config, columns=columns)
+        aligned_columns = columns == self.n or (columns % LANES == 0 and self._cuts_columns)
+        depth_step = LANES if self.transposed else self._tile
+        fits = (
+            config.rows % self._tile == 0
+            and aligned_columns
+            and self.k % config.depth == 0
+            and (config.depth == self.k or config.depth % depth_step == 0)
+            and config.slots >= (max(2, self.pieces(config)) if config.by_group else 2)
+            and (config.buffers == 1 if config.resident else config.buffers >= 2)
+            and not self._is_long(config)
+            and self.vmem_bytes(config) <= config.vmem_bytes
+        )
+        return config if fits else None
+
+    def program(self, config: Config) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
+        """The product with `config`, and its arguments; with a gate where `wide` is 2."""
+        epilogue = Epilogue("silu", "concatenated") if self.wide == 2 else PLAIN
+
+        def forward(lhs: Any, rhs: Any, group_sizes: Any, group_offset: Any = None) -> jax.Array:
+            return gmm(
+                lhs,
+                rhs,
+                group_sizes,
+                jnp.zeros(1, jnp.int32) if group_offset is None else group_offset,
+                transpose_rhs=self.transposed,
+                out_dtype=jnp.dtype(self.out_dtype),
+                config=config,
+                epilogue=epilogue,
+            )
+
+        rows = round_up(self.m, SUBLANES if config.resident else self._tile)
+        n = self.n * self.wide
+        weights = (n, self.k) if self.transposed else (self.k, n)
+        arguments = {
+            "lhs": jax.ShapeDtypeStruct((rows, self.k), self.dtype),
+            "rhs": jax.ShapeDtypeStruct((self.groups, *weights), self.dtype),
+            "group_sizes": jax.ShapeDtypeStruct((self.sizes,), "int32"),
+        }
+        if self.sizes > self.groups:
+            arguments["group_offset"] = jax.ShapeDtypeStruct((1,), "int32")
+        return forward, arguments
+
+    def pieces(self, config: Config) -> int:
+        """Pieces that the weights of a group are cut into."""
+        return -(-self.n // config.columns) * (self.k // config.depth)
+
+    def vmem_bytes(self, config: Config) -> int:
+        """Vector memory that the kernel takes, roughly."""
+        columns = round_up(config.columns, LANES) * self.wide
+        rows = self.m + config.rows if config.resident else config.buffers * config.rows
+        kept = rows * (round_up(self.k, LANES) * self._size + round_up(self.n, LANES) * self._out_size)
+        values = (2 if config.depth == self.k else 3) * config.rows * columns * 4
+        split = split_bytes(self._size, (config.rows + columns) * config.depth)
+        return config.slots * self._piece_bytes(config) + kept + values + split + COMPILER_BYTES
+
+    @property
+    def _tile(self) -> int:
+        return row_tile(self.dtype)
+
+    @property
+    def _size(self) -> int:
+        return int(jnp.dtype(self.dtype).itemsize)
+
+    @property
+    def _out_size(self) -> int:
+        return int(jnp.dtype(self.out_dtype).itemsize)
+
+    @property
+    def _cuts_columns(self) -> bool:
+        # Slices of the minor axis start and end at multiples of 128; of the other one, at row tiles.
+        return self.transposed or self.n % LANES == 0
+
+    def _piece_bytes(self, config: Config) -> int:
+        columns, depth = self.wide * config.columns, config.depth
+        if self.transposed:
+            return round_up(columns, self._tile) * round_up(depth, LANES) * self._size
+        return round_up(depth, self._tile) * round_up(columns, LANES) * self._size
+
+    def _program_size(self, config: Config) -> int:
+        """Multiplications in all of the program's products."""
+        return sum(heights(config.rows, self._tile)) * config.depth * config.columns * self.wide
+
+    def _is_long(self, config: Config) -> bool:
+        return self._program_size(config) > LONGEST_PROGRAM and config.columns > 2 * LANES < self.n
+
+    def _configs(self, budget: int) -> Iterator[Config]:
+        k, n = self.k, self.n
+        all_columns = axis_parts(n) if self._cuts_columns else [n]
+        depths = [p for p in axis_parts(k, step=LANES if self.transposed else self._tile) if k % p == 0]
+        for rows in self._chunks():
+            for columns in all_columns:
+                for depth in depths:
+                    if depth < k and columns != all_columns[-1]:
+                        continue
+                    for resident, buffers in ((True, 1), (False, 3), (False, 2)):
+                        one = Config(rows, columns, depth, 1, buffers, True, resident, budget)
+                        if self._is_long(one):
+                            continue
+                        pieces = self.pieces(one)
+                        few = max(2, -(-IN_FLIGHT_BYTES // self._piece_bytes(one)))
+                        # All weights of two groups; of one, and some of the next; a stream of pieces.
+                        whole = [(max(2 * pieces, few), True), (pieces + few, True)]
+                        for slots, by_group in (*whole, (few, False), (2, False)):
+                            yield dataclasses.replace(one, slots=slots, by_group=by_group)
+
+    @property
+    def _rows_here(self) -> int:
+        """Rows of the groups whose weights are here, if all groups have about the same."""
+        return -(-self.m * self.groups // self.sizes)
+
+    def _chunks(self) -> list[int]:
+        """Rows a chunk: powers of two, and what holds the rows of most groups if all get about the same."""
+        tallest = max(self._tile, min(512, 1 << (self.m - 1).bit_length()))
+        share = round_up(int(1.1 * self.m / self.sizes) + self._tile, 128)
+        more = [share] if 128 < share <= min(self.m, MOST_ROWS) else []
+        return [*powers_of_two(tallest, self._tile), *more]
+
+    def _seconds(self, config: Config, chip: Chip) -> float:
+        """Roughly how long it takes where all groups have about the same rows."""
+        active = min(self.groups, self._rows_here)
+        span = self._rows_here // active + self._tile  # the rows of a group are seldom aligned
+        chunks = -(-span // config.rows)
+        last = span - (chunks - 1) * config.rows
+        rows = (chunks - 1) * config.rows + next(h for h in heights(config.rows, self._tile) if h >= last)
+        narrow = 1 + NARROW_COLUMNS / config.columns
+        weights = self.k * self.n * self.wide * self._size
+        a_group = (rows + chunks * chip.push_rows) * weights * narrow / chip.flops
+        pieces = self.pieces(config)
+        busy = active * (a_group + chunks * (CHUNK_SECONDS + pieces * PIECE_SECONDS))
+        rows_bytes = self._rows_here * self.k * self._size + self.m * self.n * self._out_size
+        moved = active * weights * (1 if config.by_group else chunks) + rows_bytes
+        if config.resident:
+            # Nothing is multiplied before all rows have come, nor after the last weights.
+            busy += rows_bytes / chip.bandwidth
+        else:
+            moved += (
+                active * self._tile * self.k * self._size
+            )  # row tiles that two groups share are read twice
+        moving = (moved + self._program_size(config) * PROGRAM_BYTES) / chip.bandwidth
+        # Groups differ in rows, so what runs ahead must bridge some; two slots stall (simulated, TPU7x: by 15 to 30 %);
+        # and the last piece is multiplied when all has come.
+        ahead = config.slots * self._piece_bytes(config)
+        uneven = 1.0 + 0.03 * (ahead < 2 * weights) + 0.1 * (ahead < IN_FLIGHT_BYTES)
+        uneven += 0.03 * (config.buffers == 2) + 0.1 * (config.slots == 2)
+        return overlapped(moving, busy) * uneven + a_group / pieces
+
+
+def interpreted_config(m: int, k: int, n: int, dtype: Any) -> Config:
+    """For ``interpret=True``: the shortest program, as every line of it is compiled for the CPU.
+
+    Example:
+      >>> interpreted_config(8, 64, 128, jnp.bfloat16).rows
+      16
+    """
+    tile = row_tile(dtype)
+    return Config(min(round_up(m, tile), INTERPRETED_ROWS), n, k, 2, 1, True, True, CHIPS["v6e"].vmem_bytes)
