@@ -28,7 +28,9 @@ def steps(draw):
     """Lengths from nothing to everything, padding on the left, windows, and every feature of the op."""
     batch, new = draw(st.sampled_from([1, 3])), draw(st.sampled_from([1, 2, 8]))
     kv_heads, group = draw(st.sampled_from([(1, 1), (1, 4), (2, 3), (3, 2), (2, 16), (8, 1)]))
-    dim, value_dim = draw(st.sampled_from([(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256)]))
+    dim, value_dim = draw(
+        st.sampled_from([(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512)])
+    )
     keys = draw(st.sampled_from([1, 40, 128, 300, 700]))
     lengths = draw(st.lists(st.integers(0, keys), min_size=batch, max_size=batch))
     padded = draw(st.booleans())

@@ -1,0 +1,101 @@
+"""The shipped attention kernel as a torch op, on the device that is there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tpu_kernels
+from tpu_kernels.errors import TpuKernelsError
+
+B, HQ, H, L, S, D = 2, 4, 2, 2, 32, 64
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    return tpu_kernels.get_kernel("tpu-kernels/attention", version=1)
+
+
+@pytest.fixture
+def operands(device):
+    shapes = [(B, HQ, L, D), (B, H, S, D), (B, H, S, D)]
+    places = [torch.tensor([20, 32]), torch.tensor([3, 0], dtype=torch.int32)]
+    return [t.to(device) for t in (*map(torch.randn, shapes), *places, torch.randn(HQ))]
+
+
+def test_opcheck(kernel, device, operands):
+    checks = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
+    if device == "cpu":
+        checks.append("test_autograd_registration")
+    operands = [t.requires_grad_(t.is_floating_point()) for t in operands]
+    for given in (operands, operands[:4]):
+        torch.library.opcheck(kernel.decode_attention._overload, tuple(given), test_utils=checks)
+
+
+def test_compiles_to_one_graph_and_agrees_with_sdpa(kernel, operands, backend):
+    query, key, value, lengths, starts, _ = operands
+
+    def attention(query):
+        return kernel.decode_attention(query * 2, key, value, lengths, starts, window=12)
+
+    place = torch.arange(S)
+    ends = lengths.cpu()[:, None] + torch.arange(1 - L, 1)
+    first = torch.maximum(starts.cpu()[:, None], ends - 12)
+    mask = (place < ends[..., None]) & (place >= first[..., None])
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        2 * query.cpu(), key.cpu(), value.cpu(), mask[:, None], enable_gqa=True
+    )
+    for function in (attention, torch.compile(attention, backend=backend, fullgraph=True)):
+        torch.testing.assert_close(function(query).cpu(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_are_those_of_sdpa(kernel, operands):
+    query, key, value = (t.requires_grad_() for t in operands[:3])
+    kernel.decode_attention(
+        query, key, value, torch.full((B,), S, device=query.device)
+    ).sin().sum().backward()
+    own = [t.detach().cpu().requires_grad_() for t in (query, key, value)]
+    mask = torch.ones(L, S, dtype=torch.bool).tril(S - L)
+    torch.nn.functional.scaled_dot_product_attention(*own, mask, enable_gqa=True).sin().sum().backward()
+    for actual, expected in zip((query, key, value), own, strict=True):
+        torch.testing.assert_close(actual.grad.cpu(), expected.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_the_kernel_itself_runs(kernel, device, operands):
+    """Interpreted on the emulated device, not its reference."""
+    kernel.decode_attention(*operands)
+    if device == "tpu":
+        assert kernel.decode_attention.paths["reference"] == 0
+
+
+def bad(**changes):
+    named = {
+        "query": torch.ones(B, HQ, L, D),
+        "key": torch.ones(B, H, S, D),
+        "value": torch.ones(B, H, S, D),
+        "lengths": torch.ones(B).long(),
+    }
+    return {**named, **changes}
+
+
+BAD = {
+    "rank": (bad(query=torch.ones(B, HQ, D)), r"query has shape \(2, 4, 64\); it must have 4 axes"),
+    "dtype": (bad(query=torch.ones(B, HQ, L, D).half()), "float16; supported: bfloat16 and float32"),
+    "dtypes": (bad(key=torch.ones(B, H, S, D).bfloat16()), "key is torch.bfloat16; both must be the same"),
+    "head dimension": (bad(key=torch.ones(B, H, S, 32)), r"key has shape .* must be \[2, H, S, 64\]"),
+    "value": (bad(value=torch.ones(B, H, 1, D)), r"value has shape .* must be \[2, 2, 32, E\]"),
+    "heads": (bad(query=torch.ones(B, 3, L, D)), "query has 3 heads, which is no multiple of the key's 2"),
+    "prefill": (bad(query=torch.ones(B, HQ, 9, D)), "9 new tokens a sequence; 1 to 8 are supported"),
+    "lengths": (bad(lengths=torch.ones(3).long()), r"lengths has shape \(3,\); it must be \[B\] = \[2\]"),
+    "starts": (bad(starts=torch.ones(B)), "starts has dtype torch.float32; it must be int32"),
+    "sinks": (bad(sinks=torch.ones(H)), r"sinks has shape \(2,\); it must be \[Hq\] = \[4\]"),
+    "window": (bad(window=0), "window is 0; it must be at least 1"),
+    "softcap": (bad(softcap=0.0), "softcap is 0.0; it must be above 0"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_clear_error(kernel, device, arguments, message):
+    placed = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
+    with pytest.raises(TpuKernelsError, match=message):
+        kernel.decode_attention(**placed)
