@@ -19,6 +19,7 @@ from .config import choose
 from .kernel import call
 from .shapes import LANES, Config, Shape, stored_transposed
 
+
 def decode_attention(
     query: jax.Array,
     key: jax.Array,
@@ -36,8 +37,8 @@ def decode_attention(
 ) -> jax.Array:
     """Attention of the L newest tokens of each sequence over its part of a static cache.
 
-    One kernel call, which reads the keys and values that some token sees, to whole tiles, and nothing else of the cache.
-    The gradient is that of the reference, over the whole cache.
+    One kernel call, which reads the keys and values that some token sees, to whole tiles, and nothing else of the
+    cache. The gradient is that of the reference, over the whole cache.
 
     Args:
       query: [B, Hq, L, D], bf16 or f32; Hq is a multiple of H.

@@ -19,7 +19,8 @@ list of *works*, each the heads of one item of one sequence, and divides each in
         start the copies of the group that takes its place
 
 The core issues in order, and only independent work hides the latency of its units: hence the stages. Copies bring the
-valid keys only, to a whole tile. What else stands in a slot is masked in the scores, and zeroed in V: 0 times NaN is NaN.
+valid keys only, to a whole tile. What else stands in a slot is masked in the scores and zeroed in V: 0 times NaN is
+NaN.
 
 The G x L query rows of a kv head are the rows of one product. Fewer than 8 would waste a register: then several heads
 share one tile, each row of it selected from the product with its own head's keys.

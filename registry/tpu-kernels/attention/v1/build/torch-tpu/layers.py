@@ -1,8 +1,8 @@
 """`attention_forward`: this op as the attention function of a transformers model, with its mask function.
 
-A decode step over a static cache takes the op. transformers hands attention the whole cache and says by a boolean mask
-[B, 1, L, S] which of it is valid. The keys that a token sees are one run in it (causality, left padding and windows make
-it so); its ends are what the op needs. Everything else, prefill and training first of all, takes torch's
+A decode step over a static cache takes the op. transformers hands attention the whole cache and says by a boolean
+mask [B, 1, L, S] which of it is valid. The keys that a token sees are one run in it (causality, left padding and
+windows make it so); its ends are what the op needs. Everything else, prefill and training first of all, takes torch's
 scaled_dot_product_attention, or with sinks or a soft cap, which that has not, the same in plain torch.
 """
 
@@ -78,12 +78,8 @@ def attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **others
         )
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    out = _plain_attention(query, key, value, attention_mask, scaling, causal, softcap, s_aux)
-    if module.training and dropout:
-        raise NotImplementedError(
-            f"dropout of {dropout} together with sinks or a soft cap; set the model's attention_dropout to 0 or load "
-            'it with attn_implementation="eager"'
-        )
+    dropout = dropout if module.training else 0.0
+    out = _plain_attention(query, key, value, attention_mask, scaling, causal, softcap, s_aux, dropout)
     return out.transpose(1, 2), None
 
 
@@ -161,6 +157,7 @@ def _plain_attention(
     causal: bool,
     softcap: float | None,
     sinks: Tensor | None,
+    dropout: float,
 ) -> Tensor:
     """Attention with sinks and a soft cap in plain torch: [B, Hq, L, E]. Softmax in float32."""
     heads, new, dim = query.shape[1:]
@@ -180,6 +177,7 @@ def _plain_attention(
         column = sinks.float().view(1, heads, 1, 1).expand(query.shape[0], -1, new, -1)
         scores = torch.cat([scores, column], dim=-1)
     weights = scores.softmax(-1)[..., :keys].to(value.dtype)
+    weights = torch.nn.functional.dropout(weights, dropout)
     return (weights.unflatten(1, (key.shape[1], -1)) @ value[:, :, None]).flatten(1, 2)
 
 

@@ -1,7 +1,7 @@
 """What the op computes, in plain jax.numpy: scores, softmax, weighted sum.
 
-This is the definition that the kernel is tested against, and what runs on a CPU. Keys and values that no token sees reach
-no result: not even as NaN.
+This is the definition that the kernel is tested against, and what runs on a CPU. Keys and values that no token sees
+reach no result: not even as NaN.
 """
 
 from __future__ import annotations
