@@ -76,7 +76,10 @@ BAD = {
     "tokens": (bad(top_k_weights=torch.ones(T + 1, K)), r"top_k_weights has shape \(7, 2\).* = \(6, 2\)"),
     "layout": (bad(transposed=True), r"down_proj has shape \(4, 64, 32\).*\[E, I, H\] = \(4, 64, 64\)"),
     "gate": (bad(gated=False), r"gate_up_proj has shape \(4, 64, 64\).*\[E, U, H\] = \(4, 32, 64\)"),
-    "dtypes": (bad(down_proj=torch.ones(E, H, I).bfloat16()), "down_proj is torch.bfloat16; it must be torch.float32"),
+    "dtypes": (
+        bad(down_proj=torch.ones(E, H, I).bfloat16()),
+        "down_proj is torch.bfloat16; it must be torch.float32",
+    ),
     "scale": (bad(gate_up_scale=torch.ones(E, 2 * I)), r"down_scale go together; give both or none"),
     "dtype": (bad(hidden_states=torch.ones(T, H).half()), r"float16; supported: bfloat16 and float32"),
     "one bias": (bad(gate_up_bias=torch.ones(E, 2 * I)), r"go together; give both or none"),
