@@ -80,10 +80,7 @@ BAD = {
         bad(down_proj=torch.ones(E, H, I).bfloat16()),
         "down_proj is torch.bfloat16; it must be torch.float32",
     ),
-<<<<<<< HEAD
-=======
     "scale": (bad(gate_up_scale=torch.ones(E, 2 * I)), r"down_scale go together; give both or none"),
->>>>>>> exp2
     "dtype": (bad(hidden_states=torch.ones(T, H).half()), r"float16; supported: bfloat16 and float32"),
     "one bias": (bad(gate_up_bias=torch.ones(E, 2 * I)), r"go together; give both or none"),
     "bias": (
