@@ -50,7 +50,9 @@ def count_slots(bundles: Sequence[Bundle], place: int, branch: ScalarOp, regions
         depth = bundles[target].depth
         # A loop is left only behind what is in it.
         within = max((n for n, bundle in enumerate(near[:most], 1) if bundle.depth >= depth), default=0)
-        possible = [n for n in possible if n >= within] or [most]
+        # And what is behind it and has an effect is not run in each of its passes.
+        behind = next((n for n, bundle in enumerate(near[within:most], within) if _acts(bundle)), most)
+        possible = [n for n in possible if within <= n <= behind] or [most]
     if len(possible) > 1:
         possible = _by_values(bundles, near, target, branch, regions, possible)
     return _by_predicates(near, branch, possible)
@@ -59,6 +61,11 @@ def count_slots(bundles: Sequence[Bundle], place: int, branch: ScalarOp, regions
 def _begins(bundle: Bundle) -> bool:
     """Whether a bundle cannot be in a delay slot."""
     return bool(bundle.starts or bundle.labelled or find_branches(bundle))
+
+
+def _acts(bundle: Bundle) -> bool:
+    """Whether a bundle does more than compute, under no predicate."""
+    return any(op.guard is None and SCALAR_OPS[op.op] not in ("set", "phi") for op in bundle.scalar)
 
 
 def _may_end(near: Sequence[Bundle], count: int) -> bool:
