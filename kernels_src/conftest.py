@@ -30,8 +30,9 @@ def _make_importable(package: Path, name: str) -> None:
 
 
 # As built: each kernel under its own name, and inside it the op layer and the kernels that it includes.
-OPS = Path(__file__).parents[1] / "tpu_kernels" / "ops"
-for _config in Path(__file__).parent.glob("*/build.toml"):
+SOURCES = Path(__file__).resolve().parent
+OPS = SOURCES.parent / "tpu_kernels" / "ops"
+for _config in SOURCES.glob("*/build.toml"):
     _kernel = _package(_config.parent)
     _make_importable(_kernel, _kernel.name)
     _make_importable(OPS, f"{_kernel.name}.tpu_ops")

@@ -48,6 +48,9 @@ def choose(shape: Shape, tpu: str) -> Config | None:
     # Tokens in f32 are not gathered: a product with a one-hot matrix would cost several passes.
     if shape.tokens > MOST_TOKENS[tpu] or (gathers and shape.dtype != jnp.bfloat16):
         return None
+    # Gathered rows and widened weights together do not fit into the registers of a v4, nor what spills into its memory.
+    if gathers and narrower > 1 and tpu == "v4":
+        return None
     limit = int(VMEM_BYTES[tpu] * VMEM_SHARE)
     rows = (FEW_ROWS if shape.tokens <= FEW_TOKENS else ROWS) if gathers else 0
     for config in _candidates(shape, tpu, rows, limit):

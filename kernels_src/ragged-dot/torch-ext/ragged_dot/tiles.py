@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 MIB = 1024 * 1024
 LANES = 128
+SUBLANES = 8
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from .activations import ACTIVATIONS, gate_with
 from .common import product
-
-LANES = 128
+from .tiles import LANES
 
 
 @dataclasses.dataclass(frozen=True)

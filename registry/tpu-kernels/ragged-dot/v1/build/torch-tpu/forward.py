@@ -36,7 +36,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from .common import RowCopies, advance, aligned, each_part, product, with_height
 from .epilogue import Epilogue
-from .tiles import LANES, Config, heights, row_tile
+from .tiles import LANES, SUBLANES, Config, heights, round_up, row_tile
 
 PLAIN = Epilogue()
 
@@ -171,6 +171,13 @@ def _list_visits(
     return jax.lax.fori_loop(0, groups, visit, (jnp.minimum(before, rows), jnp.int32(0)))[1]
 
 
+def _row(ref: Any, row: Any, lanes: Any) -> jax.Array:
+    """One row [1, lanes] of an f32 ref whose rows are a multiple of 8: not every TPU loads from any row on."""
+    rows = ref[pl.ds(pl.multiple_of(aligned(row, SUBLANES), SUBLANES), SUBLANES), lanes]
+    mine = jax.lax.broadcasted_iota(jnp.int32, rows.shape, 0) == jax.lax.rem(row, SUBLANES)
+    return jnp.sum(jnp.where(mine, rows, 0), axis=0, keepdims=True)
+
+
 def _kernel(
     sizes: Any,
     offset: Any,
@@ -302,7 +309,7 @@ def _kernel(
                                 if epilogue.columns == 1 or lanes == slice(None)
                                 else pl.ds(pl.multiple_of(number * pieces.columns * 2, LANES), columns * 2)
                             )
-                            products[branch] += bias[pl.ds(g, 1), wide]
+                            products[branch] += _row(bias, g, wide)
                         store(buffer, base, start, end, height, lanes, epilogue.apply(products, y.dtype))
 
                 with_height(need, heights(chunk, tile), multiply)
@@ -403,7 +410,9 @@ def gmm(
     unused = (8, LANES)
     biases: list[jax.Array] = []
     if bias is not None:
-        biases = [b.astype(jnp.float32) for b in jnp.split(bias, epilogue.branches, axis=1)]
+        more = round_up(groups, SUBLANES) - groups
+        padded = jnp.pad(bias.astype(jnp.float32), ((0, more), (0, 0)))
+        biases = jnp.split(padded, epilogue.branches, axis=1)
     if not interpret:
         # XLA may otherwise stage all weights in vector memory ahead of the call, needed or not.
         rhs = pltpu.with_memory_space_constraint(rhs, pltpu.HBM)

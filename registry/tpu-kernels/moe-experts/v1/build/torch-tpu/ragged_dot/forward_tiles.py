@@ -24,6 +24,7 @@ from .tiles import (
     LANES,
     LONGEST_PROGRAM,
     MIB,
+    SUBLANES,
     Chip,
     Config,
     axis_parts,
@@ -46,7 +47,6 @@ PIECE_SECONDS = 0.05e-6
 IN_FLIGHT_BYTES = 4 * MIB
 PROGRAM_BYTES = 4e-4  # about 5 bundles of 64 bytes for a million multiplications
 MOST_ROWS = 1280
-SUBLANES = 8
 
 
 @dataclasses.dataclass(frozen=True)

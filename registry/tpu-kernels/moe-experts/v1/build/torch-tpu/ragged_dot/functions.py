@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from .epilogue import Epilogue
 from .forward import PLAIN, gmm
 from .forward_tiles import Product, interpreted_config
-from .tiles import Config, round_up, row_tile
+from .tiles import SUBLANES, Config, round_up, row_tile
 from .tpu_ops import tables
 from .weight_gradient import gmm_weights
 from .weight_tiles import WeightProduct, interpreted_weight_config
@@ -25,7 +25,6 @@ from .weight_tiles import WeightProduct, interpreted_weight_config
 # may have to be split into tiles is padded to whole register rows.
 NATIVE_MULTIPLE = 64
 LONG_AXIS, LONG_MULTIPLE = 8192, 128
-SUBLANES = 8
 
 
 def ragged_dot(
