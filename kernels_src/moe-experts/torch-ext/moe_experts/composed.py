@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from .activations import Gate
 from .ragged_dot import functions as ragged
-from .ragged_dot.activations import ACTIVATIONS as RAGGED_ACTIVATIONS
 
 
 def composed_experts(
@@ -37,7 +36,7 @@ def composed_experts(
         )
     # Other ranks' experts sort last and are in no group.
     top_k_index = jnp.where(top_k_index < 0, count, top_k_index)
-    if gate_up_bias is None and gate == Gate(gate.activation) and gate.activation in RAGGED_ACTIVATIONS:
+    if gate_up_bias is None and gate == Gate(gate.activation):
         return ragged.experts(
             hidden_states,
             top_k_index,
@@ -69,21 +68,9 @@ def composed_experts(
             interpret=interpret,
         )
 
-    rows = _permute(jnp.repeat(hidden_states, choices, axis=0), order, inverse)
+    rows = ragged.permute(jnp.repeat(hidden_states, choices, axis=0), order, inverse)
     inner = gate.apply(linear(rows, gate_up_proj, gate_up_bias)).astype(hidden_states.dtype)
     # A gate may turn the zeros of a row that is not here into anything.
-    out = _permute(jnp.where(here, linear(inner, down_proj, down_bias), 0), inverse, order)
+    out = ragged.permute(jnp.where(here, linear(inner, down_proj, down_bias), 0), inverse, order)
     weighted = out.reshape(tokens, choices, hidden) * top_k_weights[..., None].astype(jnp.float32)
     return weighted.sum(axis=1).astype(hidden_states.dtype)
-
-
-@jax.custom_vjp
-def _permute(x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
-    """``x[order]``. Its gradient is the gather ``grad[inverse]``, where JAX has a scatter-add, slow on a TPU."""
-    return x[order]
-
-
-_permute.defvjp(
-    lambda x, order, inverse: (_permute(x, order, inverse), inverse),
-    lambda inverse, grad: (grad[inverse], None, None),
-)

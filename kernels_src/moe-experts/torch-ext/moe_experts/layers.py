@@ -90,16 +90,7 @@ def _unknown_activation(module: Any) -> str:
     return f"its activation is {type(module.act_fn).__name__}"
 
 
-# By module and class: another library's class of the same name may compute something else.
-_ACTIVATIONS = {
-    ("transformers.activations", "SiLUActivation"): "silu",
-    ("torch.nn.modules.activation", "SiLU"): "silu",
-    ("transformers.activations", "GELUActivation"): "gelu",
-    ("transformers.activations", "GELUTanh"): "gelu_tanh",
-    ("transformers.activations", "PytorchGELUTanh"): "gelu_tanh",
-    ("torch.nn.modules.activation", "ReLU"): "relu",
-    ("transformers.activations", "ReLUSquaredActivation"): "relu2",
-}
+_ACTIVATIONS = ragged.ACTIVATION_NAMES | {("transformers.activations", "ReLUSquaredActivation"): "relu2"}
 
 
 def _activation(module: Any) -> str | None:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-    "relu": jax.nn.relu,
-    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
-    "silu": jax.nn.silu,
-}
+from .ragged_dot.activations import ACTIVATIONS
 
 
 @dataclasses.dataclass(frozen=True)

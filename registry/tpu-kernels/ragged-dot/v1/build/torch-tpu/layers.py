@@ -114,7 +114,7 @@ def explain(module: Any) -> Path:
 
 
 # By module and class: another library's class of the same name may compute something else.
-_ACTIVATIONS = {
+ACTIVATION_NAMES = {
     ("transformers.activations", "SiLUActivation"): "silu",
     ("torch.nn.modules.activation", "SiLU"): "silu",
     ("transformers.activations", "GELUActivation"): "gelu",
@@ -126,7 +126,7 @@ _ACTIVATIONS = {
 
 def _activation(function: Any) -> str | None:
     """Our name of an activation module, or None where it is not one of ours."""
-    return _ACTIVATIONS.get((type(function).__module__, type(function).__name__))
+    return ACTIVATION_NAMES.get((type(function).__module__, type(function).__name__))
 
 
 class _Permute(torch.autograd.Function):

@@ -336,7 +336,7 @@ def experts(
     product = functools.partial(ragged_dot, transpose_rhs=not transposed, tpu=tpu, interpret=interpret)
     rows = _sort_rows(choices, hidden_states, order, inverse)
     inner = product(rows, gate_up_proj, group_sizes, activation=activation, gating="concatenated")
-    out = _unsort_rows(product(inner, down_proj, group_sizes), order, inverse)
+    out = permute(product(inner, down_proj, group_sizes), inverse, order)
     weighted = out.reshape(tokens, choices, hidden).astype(jnp.float32) * top_k_weights[..., None].astype(
         jnp.float32
     )
@@ -368,12 +368,12 @@ _sort_rows.defvjp(_sort_rows_forward, _sort_rows_backward)
 
 
 @jax.custom_vjp
-def _unsort_rows(x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
-    """Rows back in the order of the pairs: [R, H] to [R, H]."""
-    return x[inverse]
+def permute(x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
+    """``x[order]``, the rows of `x` in another order; `inverse` is the inverse permutation."""
+    return x[order]
 
 
-_unsort_rows.defvjp(
-    lambda x, order, inverse: (_unsort_rows(x, order, inverse), order),
-    lambda order, grad: (grad[order], None, None),
+permute.defvjp(
+    lambda x, order, inverse: (permute(x, order, inverse), inverse),
+    lambda inverse, grad: (grad[inverse], None, None),
 )
