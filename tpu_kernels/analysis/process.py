@@ -26,7 +26,7 @@ def compile_in_process(program: Program, target: CompileTarget, timeout: float) 
         module.write_bytes(program.module)
         # -P: a module in the working directory must not stand in for one of the standard library.
         command = [sys.executable, "-P", "-m", f"{__package__}.worker"]
-        command += [str(module), target.topology, str(program.devices), str(result)]
+        command += [str(module), target.topology, str(program.devices), str(result), str(os.getpid())]
         path = os.pathsep.join(filter(None, [str(_PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
         try:
             done = subprocess.run(

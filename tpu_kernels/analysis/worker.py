@@ -1,10 +1,10 @@
 """Compiles one program for a TPU topology. Run as a process of its own, because libtpu takes a process over,
 and a compiler that crashes should only lose that::
 
-    python -m tpu_kernels.analysis.worker PROGRAM TOPOLOGY DEVICES RESULT
+    python -m tpu_kernels.analysis.worker PROGRAM TOPOLOGY DEVICES RESULT PARENT
 
 PROGRAM is a file of serialized StableHLO; RESULT is where the outcome goes, as JSON (`outcome.Outcome`);
-the compiler's files go beside it.
+the compiler's files go beside it. PARENT is the process that waits for it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..orphans import die_with
 from .outcome import Outcome, pack
 
 # Read when jax and libtpu load: there is no TPU to look for, on this machine or through the metadata server.
@@ -112,7 +113,8 @@ def _schedules(folder: Path, content: str, hlo: str) -> dict[str, str]:
 
 
 def main() -> None:
-    program, topology, devices, result = sys.argv[1:]
+    program, topology, devices, result, parent = sys.argv[1:]
+    die_with(int(parent))
     os.environ.update(_ENVIRONMENT)
     for name in _UNSET:
         os.environ.pop(name, None)

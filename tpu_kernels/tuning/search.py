@@ -138,7 +138,7 @@ def tune(
             # (Threads of JAX do not survive a fork.)
             multiprocessing.get_context("spawn"),
             trial.load,
-            (str(subject.path),),
+            (str(subject.path), os.getpid()),
         )
         try:
             futures = {

@@ -8,11 +8,13 @@ from typing import Any
 from .. import hub
 from ..analysis import CompileReport, simulate_many
 from ..errors import TpuKernelsError
+from ..orphans import die_with
 from .problems import Task
 
 
-def load(path: str) -> None:
-    """Loads the kernel, so that its problems and configs can be read here."""
+def load(path: str, parent: int) -> None:
+    """Loads the kernel, so that its problems and configs can be read here, in a process of `parent`."""
+    die_with(parent)
     hub.get_local_kernel(path)
 
 
