@@ -10,7 +10,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-cpu test-emulated lint matrix registry clean
+.PHONY: demo test test-cpu test-emulated lint docs matrix registry clean
 
 demo: $(READY)
 	$(BIN)/tpu-kernels emulate examples/load_and_swap.py
@@ -35,6 +35,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation as a site, in site/; a warning is an error.
+docs: $(READY)
+	$(BIN)/mkdocs build
+
 # The real TPU compiler on every shipped kernel, generation and case: minutes, less with what is in the cache.
 matrix: $(READY)
 	$(BIN)/python -m benchmarks.compile_matrix
@@ -44,7 +48,7 @@ registry: $(READY)
 	$(BIN)/tpu-kernels build kernels_src --registry registry
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo site
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
