@@ -78,7 +78,7 @@ def problems(records: Iterable[Record], generation: str, families: Sequence[str]
     best: dict[str, dict[str, Record]] = {}
     for record in records:
         usable = record.generation == generation and record.family in families and record.plain
-        if not usable or (record.family in GROUPED and not _is_product(record)):
+        if not usable or (record.family in GROUPED and not is_product(record)):
             continue
         known = best.setdefault(record.shape, {})
         if record.family not in known or record.median_ms < known[record.family].median_ms:
@@ -91,7 +91,7 @@ def problems(records: Iterable[Record], generation: str, families: Sequence[str]
     return [list(those.values()) for those in sorted(best.values(), key=order)]
 
 
-def _is_product(record: Record) -> bool:
+def is_product(record: Record) -> bool:
     (kind, lhs), (_, rhs) = (parse_shape(record.arguments[name]) for name in ("lhs", "rhs"))
     return kind == "bf16" and len(lhs) == 2 and len(rhs) == 3
 
@@ -122,7 +122,7 @@ def _arrays(record: Record, *names: str) -> list[Any]:
     return [jax.ShapeDtypeStruct(axes, DTYPES[kind]) for kind, axes in shapes]
 
 
-def _is_transposed(record: Record) -> bool:
+def is_transposed(record: Record) -> bool:
     contracting, _ = record.arguments["ragged_dot_dimension_numbers"]["dot_dimension_numbers"]
     return contracting == [[1], [2]]
 
@@ -139,7 +139,7 @@ def _ours(record: Record) -> analysis.Job:
     from tpu_kernels import get_kernel
 
     kernel = get_kernel("tpu-kernels/ragged-dot", version=1)
-    return _grouped_job(record, kernel.ragged_dot, transpose_rhs=_is_transposed(record))
+    return _grouped_job(record, kernel.ragged_dot, transpose_rhs=is_transposed(record))
 
 
 def _megablox(record: Record) -> analysis.Job:
@@ -152,7 +152,7 @@ def _megablox(record: Record) -> analysis.Job:
 
     def gmm(lhs: Any, rhs: Any, group_sizes: Any) -> Any:
         return megablox.gmm(
-            lhs, rhs, group_sizes, lhs.dtype, tiling=tiles, transpose_rhs=_is_transposed(record)
+            lhs, rhs, group_sizes, lhs.dtype, tiling=tiles, transpose_rhs=is_transposed(record)
         )
 
     return _grouped_job(record, gmm)
@@ -208,10 +208,11 @@ def describe(record: Record) -> str:
         causal = "causal" if record.arguments["mask"]["is_causal"] else "full"
         return f"attention {heads} x {length} x {keys[1]} x {width}, {causal}"
     (_, (m, k)), (_, rhs) = (parse_shape(record.arguments[name]) for name in ("lhs", "rhs"))
-    transposed = _is_transposed(record)
-    n = rhs[1] if transposed else rhs[2]
-    active = sum(size > 0 for size in record.group_sizes())
-    return f"M{m} K{k} N{n} G{rhs[0]} ({active} active){', transposed' if transposed else ''}"
+    sizes = record.group_sizes()
+    transposed = is_product(record) and is_transposed(record)
+    n = rhs[1] if transposed else rhs[-1]
+    active = sum(size > 0 for size in sizes)
+    return f"M{m} K{k} N{n} G{len(sizes)} ({active} active){', transposed' if transposed else ''}"
 
 
 def _versions(kernel: str) -> str:
