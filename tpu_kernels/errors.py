@@ -90,3 +90,7 @@ class SimulationError(AnalysisError):
 
 class TuningError(TpuKernelsError, RuntimeError):
     """A kernel cannot be tuned, or not here."""
+
+
+class DashboardError(TpuKernelsError, ValueError):
+    """What a dashboard is to be made of cannot be read."""

@@ -20,13 +20,14 @@ class Subject:
     """A record whose kernels have been followed, so that only their timing is left to do."""
 
     record: Record
-    kernels: tuple[tuple[Kernel, Trace, int], ...]
+    kernels: tuple[tuple[Kernel, list[Trace], int], ...]
     ops: tuple[XlaOp, ...]
 
     def simulated_ms(self, calibration: Calibration) -> float:
         """The kernels, and what XLA runs beside them: the recorded times are of all that the device did."""
         cycles = sum(
-            time(kernel, trace, calibration).timing.cycles * count for kernel, trace, count in self.kernels
+            max(core.timing.cycles for core in time(kernel, traces, calibration)) * count
+            for kernel, traces, count in self.kernels
         )
         moved = sum(op.bytes for op in self.ops if not op.beside)
         beside = moved / calibration.memory.attainable_gbps / 1e6 + len(self.ops) * calibration.op_us / 1e3
@@ -59,8 +60,8 @@ def load_subjects(
             for called in program.kernels:
                 kernel = load_kernel(called.bundles, called.utilization, calibration)
                 for data, copied, count in called.calls:
-                    trace = follow(kernel, data, copied, called.operands, calibration)
-                    kernels.append((kernel, trace, count))
+                    traces = follow(kernel, data, copied, called.operands, calibration)
+                    kernels.append((kernel, traces, count))
             subjects.append(Subject(record, tuple(kernels), program.ops))
         except SimulationError as error:
             on_error(record, str(error))

@@ -14,6 +14,7 @@ from ..log import get_logger
 from . import bench, cache
 from .build import build
 from .compile import compile
+from .dashboard import dashboard
 from .doctor import doctor
 from .download import download
 from .emulate import CONTEXT_SETTINGS as EMULATE_SETTINGS
@@ -41,7 +42,13 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Start here": {"doctor": doctor},
     "Find kernels": {"list": list_, "info": info, "versions": versions, "explain": explain},
     "Get and keep kernels": {"download": download, "verify": verify, "lock": lock, "mirror": mirror},
-    "Make and measure kernels": {"build": build, "compile": compile, "simulate": simulate, "tune": tune},
+    "Make and measure kernels": {
+        "build": build,
+        "compile": compile,
+        "simulate": simulate,
+        "tune": tune,
+        "dashboard": dashboard,
+    },
 }
 for panel, commands in _PANELS.items():
     for name, command in commands.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -192,3 +194,27 @@ def fetched_by_own_counts(table, pages, *, looped=False):
         ],
         name="fetched_by_own_counts",
     )(table, pages)
+
+
+def matmul_by_cores(lhs, rhs, *, rows, parallel):
+    """Each of two halves of the rows is multiplied by itself, on a core of its own where there are two."""
+
+    def kernel(lhs_ref, rhs_ref, out_ref):
+        out_ref[...] = jnp.dot(lhs_ref[...], rhs_ref[...], preferred_element_type=jnp.float32).astype(
+            out_ref.dtype
+        )
+
+    (m, k), n = lhs.shape, rhs.shape[1]
+    steps = m // rows // 2
+    block = functools.partial(pl.BlockSpec, index_map=lambda half, i: (half * steps + i, 0))
+    return pl.pallas_call(
+        kernel,
+        grid=(2, steps),
+        in_specs=[block((rows, k)), pl.BlockSpec((k, n), lambda half, i: (0, 0))],
+        out_specs=block((rows, n)),
+        out_shape=shape(m, n, dtype=lhs.dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel" if parallel else "arbitrary", "arbitrary")
+        ),
+        name="matmul_by_cores",
+    )(lhs, rhs)

@@ -47,6 +47,23 @@ def test_traffic_is_that_of_the_block_specs(tpu: str) -> None:
     assert profile.evidence == "simulated"
 
 
+def test_two_cores_share_the_work_and_the_bandwidth() -> None:
+    def simulate(m: int, k: int, n: int, *, parallel: bool) -> analysis.Profile:
+        arrays = [shape(*dims, dtype="bfloat16") for dims in ((m, k), (k, n))]
+        static = {"rows": 256, "parallel": parallel}
+        return analysis.simulate(kernels.matmul_by_cores, *arrays, tpu="v5p", static=static)
+
+    one, both = (simulate(4096, 2048, 1024, parallel=parallel) for parallel in (False, True))
+    assert both.time_ms < 0.6 * one.time_ms
+    assert both.roofline.flops == one.roofline.flops
+    rhs = 2048 * 1024 * 2
+    assert traffic(one)["rhs"] == (rhs, 0)
+    assert traffic(both) == traffic(one) | {"rhs": (2 * rhs, 0)}
+    bound = simulate(16384, 128, 4096, parallel=True)
+    assert bound.roofline.bound == "memory"
+    assert 0.8 < bound.roofline.ratio <= 1.02
+
+
 def test_time_grows_with_the_grid() -> None:
     times = [
         analysis.simulate(kernels.doubled, shape(256 * steps, 4096)).time_ms for steps in (16, 32, 48, 64)

@@ -16,7 +16,7 @@ from .values import Pointer, Unknown, choose, floating
 
 _LONGEST_RUN = 50_000_000  # blocks
 _ALLOCATION = 1 << 20  # the addresses of an allocation are further apart than any offset
-_CORE_INDEX = "allocation0"  # which core of the chip it is; the first does what there is but one of
+_CORE_INDEX = "allocation0"  # which core of the chip it is
 _WORD, _LANES = 4, 128
 
 
@@ -46,6 +46,7 @@ def run(
     *,
     granule: int,
     names: Sequence[str],
+    core: int = 0,
 ) -> Trace:
     """Runs the scalar side of a kernel.
 
@@ -56,13 +57,19 @@ def run(
         copied: What each DMA from vector to scalar memory brings, in order; None where that is not known.
         granule: Bytes that a DMA counts in.
         names: Of the operands and results, for messages.
+        core: Which of the chip's cores it is.
 
     Raises:
         SimulationError: Where it goes depends on something that is not known, or it does not end.
     """
-    machine = _Machine(schedule, data, copied, granule, names)
+    machine = _Machine(schedule, data, copied, granule, names, core)
     machine.execute(blocks)
     return Trace(machine.steps, machine.events, machine.delays)
+
+
+def count_cores(schedule: Schedule) -> int:
+    """Cores of the chip that may work on a kernel: both of two where its program asks which one runs it."""
+    return 2 if _CORE_INDEX in _allocate(schedule) else 1
 
 
 class _Machine:
@@ -73,6 +80,7 @@ class _Machine:
         copied: Sequence[Sequence[int] | None],
         granule: int,
         names: Sequence[str],
+        core: int,
     ) -> None:
         self.steps = array("I")
         self.events: list[Event] = []
@@ -96,7 +104,7 @@ class _Machine:
                 value = Pointer(operand.index, operand.space == "hbm")
             self._registers[operand.register] = value
         if _CORE_INDEX in self._addresses:
-            self._memory[self._addresses[_CORE_INDEX]] = 0
+            self._memory[self._addresses[_CORE_INDEX]] = core
 
     def execute(self, blocks: Sequence[Block]) -> None:
         generator = CodeGenerator(self._addresses)

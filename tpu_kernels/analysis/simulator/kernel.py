@@ -9,7 +9,7 @@ import numpy as np
 
 from .blocks import Block, find_blocks
 from .calibration import Calibration
-from .executor import run
+from .executor import count_cores, run
 from .ir import Schedule
 from .models import FifoDma, QueuedMatrix
 from .parser import parse_bundles
@@ -35,7 +35,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelRun:
-    """A kernel's run on given integers.
+    """A core's run of a kernel on given integers.
 
     Attributes:
         kernel: What ran.
@@ -75,29 +75,44 @@ def follow(
     copied: Sequence[Sequence[int] | None],
     names: Sequence[str],
     calibration: Calibration,
-) -> Trace:
-    """What a kernel does when its operands hold `data` and it copies `copied` to scalar memory; `names` are for
-    messages.
+) -> list[Trace]:
+    """What a kernel does when its operands hold `data` and it copies `copied` to scalar memory, on each of the cores
+    that work on it; `names` are for messages.
 
     Raises:
         SimulationError: That cannot be told.
     """
     granule = calibration.memory.granule_bytes
-    return run(kernel.schedule, kernel.blocks, data, copied, granule=granule, names=names)
+    traces = [
+        run(kernel.schedule, kernel.blocks, data, copied, granule=granule, names=names, core=core)
+        for core in range(count_cores(kernel.schedule))
+    ]
+    # What a kernel does not divide is done by the first core, while the others wait for it.
+    return [
+        traces[0],
+        *(trace for trace in traces[1:] if any(event.action == "dma" for event in trace.events)),
+    ]
 
 
-def time(kernel: Kernel, trace: Trace, calibration: Calibration) -> KernelRun:
-    """How long that takes.
+def time(kernel: Kernel, traces: Sequence[Trace], calibration: Calibration) -> list[KernelRun]:
+    """How long that takes on each core. Cores that work on a kernel together have equal shares of HBM's bandwidth,
+    whether or not the other one uses its own at that moment.
 
     Raises:
         SimulationError: It takes for ever.
     """
-    timing = replay(
-        kernel.schedule,
-        kernel.blocks,
-        trace,
-        dma=FifoDma(calibration),
-        matrix=QueuedMatrix(calibration.matrix),
-        granule=calibration.memory.granule_bytes,
-    )
-    return KernelRun(kernel, trace, timing)
+    return [
+        KernelRun(
+            kernel,
+            trace,
+            replay(
+                kernel.schedule,
+                kernel.blocks,
+                trace,
+                dma=FifoDma(calibration, sharing=len(traces)),
+                matrix=QueuedMatrix(calibration.matrix),
+                granule=calibration.memory.granule_bytes,
+            ),
+        )
+        for trace in traces
+    ]

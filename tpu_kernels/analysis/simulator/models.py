@@ -19,11 +19,11 @@ class DmaModel(Protocol):
 
 
 class FifoDma:
-    """One channel to HBM, which DMAs take in turn."""
+    """One channel to HBM, which DMAs take in turn; as wide as the share of one of the cores that are `sharing` it."""
 
-    def __init__(self, calibration: Calibration) -> None:
+    def __init__(self, calibration: Calibration, *, sharing: int = 1) -> None:
         memory, clock = calibration.memory, calibration.clock_ghz
-        self._bytes_per_cycle = calibration.bytes_per_cycle
+        self._bytes_per_cycle = calibration.bytes_per_cycle / sharing
         self._latency = memory.latency_ns * clock
         self._start = memory.start_ns * clock
         self._local = memory.local_ns * clock

@@ -149,8 +149,8 @@ def profile_of(job: Job, report: CompileReport, calibration: Calibration) -> Pro
     for called in called_kernels(job, report):
         kernel = load_kernel(called.bundles, called.utilization, calibration)
         for data, copied, count in called.calls:
-            trace = follow(kernel, data, copied, called.operands, calibration)
-            summary.add(called.name, time(kernel, trace, calibration), called.operands, count)
+            traces = follow(kernel, data, copied, called.operands, calibration)
+            summary.add(called.name, time(kernel, traces, calibration), called.operands, count)
     return summary.profile(report)
 
 
@@ -199,7 +199,9 @@ class _Summary:
         self._multiplies = 0.0
         self._spans: list[Span] = []
 
-    def add(self, name: str, run: KernelRun, names: Sequence[str], count: int) -> None:
+    def add(self, name: str, cores: Sequence[KernelRun], names: Sequence[str], count: int) -> None:
+        # A kernel takes as long as the slower core, and moves and multiplies what both do.
+        run = max(cores, key=lambda core: core.timing.cycles)
         calibration, timing = self._calibration, run.timing
         start_us = self._ms(self._cycles) * 1e3
         self._spans += kernel_spans(name, run, names, start_us=start_us, clock_ghz=calibration.clock_ghz)
@@ -207,25 +209,26 @@ class _Summary:
         self._times[name] += timing.cycles * count
         self._cycles += timing.cycles * count
         self._stall += timing.stall_cycles * count
-        runs = run.bundle_runs
-        utilization = run.kernel.utilization
-        self._overhead += float(runs[~utilization.computes()].sum()) * count
-        bundles = run.kernel.schedule.bundles
-        multiplies = [
-            sum(0.5 if op.float32 else 1.0 for op in bundle.matrix if op.kind == "multiply")
-            for bundle in bundles
-        ]
-        done = float(runs @ np.array(multiplies)) * count
-        self._multiplies += done
-        self._units["MXU"] += done * calibration.matrix.multiply_cycles / utilization.matrix_units
-        for unit, cycles in utilization.busy(runs).items():
-            self._units[unit] += cycles * count
+        utilization, bundles = run.kernel.utilization, run.kernel.schedule.bundles
+        self._overhead += float(run.bundle_runs[~utilization.computes()].sum()) * count
+        multiplies = np.array(
+            [
+                sum(0.5 if op.float32 else 1.0 for op in bundle.matrix if op.kind == "multiply")
+                for bundle in bundles
+            ]
+        )
+        cycles = calibration.matrix.multiply_cycles / utilization.matrix_units
+        self._units["MXU"] += float(run.bundle_runs @ multiplies) * count * cycles
+        for unit, busy in utilization.busy(run.bundle_runs).items():
+            self._units[unit] += busy * count
         operands = {operand.index: operand for operand in run.kernel.schedule.operands}
-        for transfer in timing.transfers:
-            if transfer.operand is not None:
-                shape = operands[transfer.operand].shape
-                key = (name, names[transfer.operand], shape, transfer.operand)
-                self._traffic[key][transfer.write] += transfer.size * count
+        for core in cores:
+            self._multiplies += float(core.bundle_runs @ multiplies) * count
+            for transfer in core.timing.transfers:
+                if transfer.operand is not None:
+                    shape = operands[transfer.operand].shape
+                    key = (name, names[transfer.operand], shape, transfer.operand)
+                    self._traffic[key][transfer.write] += transfer.size * count
 
     def profile(self, report: CompileReport) -> Profile:
         calibration = self._calibration
