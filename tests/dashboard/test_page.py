@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import os
 import re
 import shutil
 import subprocess
@@ -142,5 +143,8 @@ def test_a_browser_shows_it(width: int, tmp_path: Path) -> None:
     rows = len(FACTS.kernels) + len(KERNEL.runs) + len(FACTS.peers) + len(MODELS)
     assert title[1] in (f"{rows} 1 dark true {width}", f"{rows} 1 light true {width}")
     assert "CONSOLE" not in done.stderr
-    browser([*command, f"--screenshot={tmp_path / 'page.png'}", address])
-    assert (tmp_path / "page.png").stat().st_size > 10_000
+    folder = Path(os.environ.get("TPU_KERNELS_ARTIFACTS", tmp_path)).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = folder / f"dashboard-{width}.png"
+    browser([*command, f"--screenshot={picture}", address])
+    assert picture.stat().st_size > 10_000
