@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ from ragged_dot.weight_gradient import gmm_weights
 CHECKED = pltpu.InterpretParams(
     detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan", buffer_bounds="padded"
 )
+TWO_CORES = dataclasses.replace(CHECKED, num_cores_or_threads=2)
 V6E = AbstractMesh(
     (), (), abstract_device=AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu")
 )
@@ -91,6 +94,27 @@ def test_the_weight_gradient_is_free_of_memory_errors(shape, dtype):
         )
         _, expected = oracle.gradients(lhs, np.zeros((groups, k, n)), grad, sizes, offset)
     assert oracle.relative_l2(out, expected) <= oracle.TOLERANCE[dtype]
+    assert not _races()
+
+
+def test_two_cores_each_make_their_columns_of_a_weight_gradient():
+    m, k, n, sizes, offset, groups = 96, 128, 512, [10, 30, 0, 41], 0, 4
+    rng = np.random.default_rng(0)
+    lhs, grad = (jnp.asarray(rng.standard_normal((m, c)), jnp.float32) for c in (k, n))
+    with jax.sharding.use_abstract_mesh(V6E):
+        out = gmm_weights(
+            lhs,
+            grad,
+            jnp.asarray(sizes, jnp.int32),
+            jnp.asarray([offset], jnp.int32),
+            groups=groups,
+            out_dtype=lhs.dtype,
+            config=WeightConfig(32, 16, k, 128, k, 2, 2, 1 << 26),
+            cores=2,
+            interpret=TWO_CORES,
+        )
+        _, expected = oracle.gradients(lhs, np.zeros((groups, k, n)), grad, sizes, offset)
+    assert oracle.relative_l2(out, expected) <= oracle.TOLERANCE["float32"]
     assert not _races()
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .tiles import powers_of_two
+from .tiles import LANES, powers_of_two
 
 
 def aligned(row: Any, tile: int) -> Any:
@@ -43,6 +43,15 @@ def each_part(size: int, part: int, body: Callable[[Any, int, Any], Any], state:
     else:
         state = jax.lax.fori_loop(0, whole, lambda number, s: body(number, part, s), state)
     return body(whole, rest, state) if rest else state
+
+
+def core_columns(ref: Any, cores: int) -> Any:
+    """The columns, of the last axis, that this core works on where the grid divides a kernel between `cores`."""
+    if cores == 1:
+        return ref
+    columns = ref.shape[-1] // cores
+    first = pl.multiple_of(pl.program_id(0) * columns, LANES)
+    return ref.at[(*[slice(None)] * (len(ref.shape) - 1), pl.ds(first, columns))]
 
 
 def with_height(rows: Any, heights: list[int], body: Callable[[int], None]) -> None:

@@ -7,7 +7,8 @@ Axis letters as in `forward`, and: P passes. The kernel makes ``out[g] = lhs[row
             rows of other groups in its first and last row tile are zeroed in place
             for each piece of the part's K: product; the last chunk's goes out, rounded, the others' are summed in f32
 
-A group without rows has one chunk without rows, so zeros go out.
+A group without rows has one chunk without rows, so zeros go out. Where a chip has several cores that work together, each
+makes a part of the columns.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .common import RowCopies, advance, aligned, each_part, product, with_height
+from .common import RowCopies, advance, aligned, core_columns, each_part, product, with_height
 from .tiles import LANES, WeightConfig, row_tile
 
 
@@ -42,7 +43,9 @@ def _kernel(
     out_flags: Any,
     *,
     config: WeightConfig,
+    cores: int,
 ) -> None:
+    grad, out = core_columns(grad, cores), core_columns(out, cores)
     m = lhs.shape[0]
     groups, k, n = out.shape
     tile = row_tile(lhs.dtype)
@@ -191,7 +194,7 @@ def _kernel(
         wait_for(slot)
 
 
-@functools.partial(jax.jit, static_argnames=("groups", "out_dtype", "config", "interpret"))
+@functools.partial(jax.jit, static_argnames=("groups", "out_dtype", "config", "cores", "interpret"))
 def gmm_weights(
     lhs: jax.Array,
     grad: jax.Array,
@@ -201,11 +204,12 @@ def gmm_weights(
     groups: int,
     out_dtype: Any,
     config: WeightConfig,
+    cores: int = 1,
     interpret: Any,
 ) -> jax.Array:
     """For each group, the product of its rows of `lhs` [M, K] and `grad` [M, N] over the rows.
 
-    M is a multiple of the row tile.
+    M is a multiple of the row tile, N of the lanes of all `cores`.
 
     Returns: [groups, K, N] in `out_dtype`; zeros for a group without rows.
     """
@@ -213,14 +217,15 @@ def gmm_weights(
     n = grad.shape[1]
     smem = pl.BlockSpec(memory_space=pltpu.SMEM)
     hbm = pl.BlockSpec(memory_space=pl.ANY)
-    columns = min(config.columns, n)
+    columns = min(config.columns, n // cores)
     moved = (
         sum(a.size * a.dtype.itemsize for a in (lhs, grad)) + groups * k * n * jnp.dtype(out_dtype).itemsize
     )
     return pl.pallas_call(
-        functools.partial(_kernel, config=config),
+        functools.partial(_kernel, config=config, cores=cores),
         name="ragged_dot_weights",
         out_shape=jax.ShapeDtypeStruct((groups, k, n), out_dtype),
+        grid=(cores,),
         in_specs=[smem, smem, hbm, hbm],
         out_specs=hbm,
         scratch_shapes=[
@@ -234,7 +239,9 @@ def gmm_weights(
             pltpu.SemaphoreType.DMA((config.buffers,)),
             pltpu.SemaphoreType.DMA((config.stages,)),
         ],
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=config.vmem_bytes),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",), vmem_limit_bytes=config.vmem_bytes
+        ),
         cost_estimate=pl.CostEstimate(flops=2 * m * k * n, bytes_accessed=moved, transcendentals=0),
         interpret=interpret,
     )(group_sizes, group_offset, lhs, grad)

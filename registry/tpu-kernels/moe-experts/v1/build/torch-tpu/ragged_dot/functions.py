@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from .epilogue import Epilogue
 from .forward import PLAIN, gmm
 from .forward_tiles import Product, interpreted_config
-from .tiles import SUBLANES, Config, round_up, row_tile
+from .tiles import SUBLANES, Config, cores_for, round_up, row_tile
 from .tpu_ops import tables
 from .weight_gradient import gmm_weights
 from .weight_tiles import WeightProduct, interpreted_weight_config
@@ -255,11 +255,12 @@ def _weight_gradient(
     swap = stored_transposed(a_padded, b_padded)
     if swap:
         left, right, a_padded, b_padded = right, left, b_padded, a_padded
+    cores = 1
     if static.interpret is True:
         config = interpreted_weight_config(m, a_padded, b_padded, rhs.dtype)
     else:
-        sizes = group_sizes.shape[0]
-        product = WeightProduct(m, a_padded, b_padded, groups, sizes, str(rhs.dtype))
+        sizes, cores = group_sizes.shape[0], cores_for(b_padded, static.tpu)
+        product = WeightProduct(m, a_padded, b_padded, groups, sizes, str(rhs.dtype), cores)
         config = tables.choose(product, static.tpu)
     rows = round_up(m, row_tile(left.dtype))
     out = gmm_weights(
@@ -270,6 +271,7 @@ def _weight_gradient(
         groups=groups,
         out_dtype=rhs.dtype,
         config=config,
+        cores=cores,
         interpret=static.interpret,
     )
     return (jnp.swapaxes(out, 1, 2) if swap else out)[:, :a, :b]

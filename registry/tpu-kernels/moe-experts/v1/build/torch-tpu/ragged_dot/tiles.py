@@ -21,20 +21,22 @@ class Chip:
     Attributes:
       vmem_bytes: vector memory.
       flops: bf16 operations a second.
-      bandwidth: HBM bytes a second that a kernel attains.
+      bandwidth: HBM bytes a second that a kernel attains; of one that all cores work on, a core's share.
       push_rows: loading a tile of weights into the matrix unit takes as long as multiplying this many rows.
+      cores: cores of the chip that a kernel can be divided between.
     """
 
     vmem_bytes: int
     flops: float
     bandwidth: float
     push_rows: int
+    cores: int = 1
 
 
 CHIPS = {
     "v4": Chip(16 * MIB, 138e12, 1.0e12, 16),
     "v5e": Chip(128 * MIB, 197e12, 0.71e12, 16),
-    "v5p": Chip(64 * MIB, 230e12, 2.38e12, 16),
+    "v5p": Chip(64 * MIB, 230e12, 1.19e12, 16, cores=2),
     "v6e": Chip(128 * MIB, 918e12, 1.43e12, 64),
     "tpu7x": Chip(64 * MIB, 1150e12, 3.17e12, 64),
 }
@@ -116,6 +118,17 @@ def read_config(kind: type[C], values: Mapping[str, Any], tpu: str) -> C | None:
 def vmem_budget(tpu: str) -> int:
     """The vector memory that a kernel may use, in bytes."""
     return int(CHIPS[tpu].vmem_bytes * VMEM_SHARE)
+
+
+def cores_for(columns: int, tpu: str) -> int:
+    """Cores that the columns of a result are divided between: all of the chip's where each gets whole lanes.
+
+    Example:
+      >>> cores_for(1536, "v5p"), cores_for(128, "v5p"), cores_for(1536, "v6e")
+      (2, 1, 1)
+    """
+    cores = CHIPS[tpu].cores
+    return cores if columns % (cores * LANES) == 0 else 1
 
 
 def round_up(value: int, multiple: int) -> int:

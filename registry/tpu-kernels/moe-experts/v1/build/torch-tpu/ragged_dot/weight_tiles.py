@@ -46,6 +46,7 @@ class WeightProduct:
       m, k, n, groups: axes.
       sizes: number of group sizes; `groups` of them have their weights here.
       dtype: of the operands and of the result.
+      cores: that n is divided between.
     """
 
     m: int
@@ -54,6 +55,7 @@ class WeightProduct:
     groups: int
     sizes: int
     dtype: str = "bfloat16"
+    cores: int = 1
 
     operation = "weight_gradient"
 
@@ -85,7 +87,7 @@ class WeightProduct:
             config.height % self._tile == 0
             and config.rows % config.height == 0
             and config.depth in _divisors(self.k)
-            and config.columns in _divisors(self.n)
+            and config.columns in _divisors(self.n // self.cores)
             and (config.piece == config.depth or (config.piece % LANES == 0 and config.piece < config.depth))
             and config.buffers >= 2
             and not self._is_long(config)
@@ -105,6 +107,7 @@ class WeightProduct:
                 groups=self.groups,
                 out_dtype=jnp.dtype(self.dtype),
                 config=config,
+                cores=self.cores,
                 interpret=False,
             )
 
@@ -155,7 +158,7 @@ class WeightProduct:
             tall = range(height, min(MOST_ROWS, most) + 1, height)
             for rows in [most] if most < height else tall:
                 for depth in _divisors(self.k):
-                    for columns in _divisors(self.n):
+                    for columns in _divisors(self.n // self.cores):
                         for piece in _pieces(depth):
                             for buffers in (3, 2):
                                 for stages in sorted({2, -(-depth // piece)}):
@@ -173,8 +176,8 @@ class WeightProduct:
                                         yield config
 
     def _seconds(self, config: WeightConfig, chip: Chip) -> float:
-        """Roughly how long it takes where all groups have about the same rows."""
-        groups, k, n, size = self.groups, self.k, self.n, self._size
+        """Roughly how long a core takes where all groups have about the same rows."""
+        groups, k, n, size = self.groups, self.k, self.n // self.cores, self._size
         m = -(-self.m * groups // self.sizes)
         span = m // groups + self._tile
         chunks = -(-span // config.rows)
