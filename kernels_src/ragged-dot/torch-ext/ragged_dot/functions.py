@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from . import quantised
 from .epilogue import Epilogue
 from .forward import PLAIN, gmm
 from .forward_tiles import Product, interpreted_config
@@ -331,6 +332,13 @@ def _pad_minor(array: jax.Array, rows: int, columns: int) -> jax.Array:
         return array
     minor = [(0, rows - array.shape[-2]), (0, columns - array.shape[-1])]
     return jnp.pad(array, [(0, 0)] * (array.ndim - 2) + minor)
+
+
+def pack_mxfp4(
+    blocks: jax.Array, scales: jax.Array, *, tpu: str = "v6e", interpret: Any = False
+) -> tuple[jax.Array, jax.Array]:
+    """MXFP4 weights as the kernels read them: see `quantised.pack_mxfp4`, which is the same on every machine."""
+    return quantised.pack_mxfp4(blocks, scales)
 
 
 def experts(

@@ -49,6 +49,11 @@ def packed_depth(k: int) -> int:
     return round_up(k, UNIT)
 
 
+def exponents_of(k: int) -> int:
+    """Exponents that `pack_mxfp4` gives a column."""
+    return round_up(-(-k // BLOCK), EXPONENTS)
+
+
 def pack_mxfp4(blocks: jax.Array, scales: jax.Array) -> tuple[jax.Array, jax.Array]:
     """MXFP4 weights as the kernels read them, from the form that checkpoints store.
 
@@ -77,7 +82,7 @@ def pack_mxfp4(blocks: jax.Array, scales: jax.Array) -> tuple[jax.Array, jax.Arr
     halves = jnp.stack([a, b], axis=2)  # G, unit, A or B, word, half, N
     words = halves[:, :, :, :, 0] | halves[:, :, :, :, 1] << 16
     exponents = jnp.clip(scales, LEAST_EXPONENT, MOST_EXPONENT) - 1
-    exponents = jnp.pad(exponents, ((0, 0), (0, 0), (0, round_up(count, EXPONENTS) - count)))
+    exponents = jnp.pad(exponents, ((0, 0), (0, 0), (0, exponents_of(k) - count)))
     return (
         jax.lax.bitcast_convert_type(words.reshape(groups, -1, n), jnp.int32),
         exponents.swapaxes(1, 2).astype(jnp.uint8),
