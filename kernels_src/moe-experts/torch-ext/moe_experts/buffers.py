@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from .ragged_dot.quantised import COLUMNS, PER_WORD, exponents_of, terms_of
+from .ragged_dot.quantised import PER_WORD, exponents_of, terms_of
 from .ragged_dot.tiles import LANES, round_up
-from .shapes import Config, Shape
+from .shapes import BLOCK, Config, Shape
 
 F32 = jnp.float32
 # Of the copies that are no pieces of weights: those made whole at the start, then these two.
@@ -71,7 +71,7 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
     if (columns, x_width) != (tokens, hidden):
         buffers["x_padded"] = vmem((columns, x_width), shape.dtype)
     if shape.mxfp4:
-        buffers["terms"] = terms_of(exponents_of(max(x_width, h_width)), COLUMNS)
+        buffers["terms"] = terms_of(exponents_of(max(x_width, h_width)), BLOCK)
     for name in shape.vectors:
         length = shape.gate_up_columns if name.startswith("gate_up") else hidden
         buffers[name] = vmem((shape.experts, length), F32 if name.endswith("scale") else shape.dtype)

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from .buffers import buffers_of, vmem_bytes
-from .ragged_dot.quantised import COLUMNS
 from .ragged_dot.tiles import LANES, round_up
-from .shapes import Config, Shape
+from .shapes import BLOCK, Config, Shape
 
 MIB = 1024 * 1024
 
@@ -65,7 +64,7 @@ def choose(shape: Shape, tpu: str) -> Config | None:
 
 def _floats_bytes(shape: Shape) -> int:
     """What the compiler keeps of MXFP4 weights that were made floats."""
-    return shape.mxfp4 * shape.contraction(max(shape.hidden, shape.intermediate)) * COLUMNS * 2
+    return shape.mxfp4 * shape.contraction(max(shape.hidden, shape.intermediate)) * BLOCK * 2
 
 
 def _candidates(shape: Shape, tpu: str, rows: int, limit: int) -> Iterator[Config]:
@@ -77,7 +76,7 @@ def _candidates(shape: Shape, tpu: str, rows: int, limit: int) -> Iterator[Confi
     while True:
         piece_bytes = BANDWIDTH[tpu] * shrink
         gate_up_columns, down_columns = (
-            min(seconds * piece_bytes / row, COLUMNS if shape.mxfp4 else math.inf)
+            min(seconds * piece_bytes / row, BLOCK if shape.mxfp4 else math.inf)
             for seconds, row in ((GATE_UP_SECONDS, gate_up_row), (DOWN_SECONDS, down_row))
         )
         gate_up_piece, gate_up_pieces = _pieces(shape.gate_up_columns, gate_up_columns)

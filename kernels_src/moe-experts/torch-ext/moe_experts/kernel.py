@@ -42,13 +42,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from .activations import Gate
 from .buffers import ACTIVATION_BLOCK, COUNTS_ARRIVED, OUT_ARRIVED, buffers_of
-from .ragged_dot.quantised import COLUMNS, mxfp4_values
+from .ragged_dot.quantised import mxfp4_values
 from .ragged_dot.tiles import LANES
-from .shapes import Config, Shape
+from .shapes import BLOCK, Config, Shape
 
 F32 = jnp.float32
-# Columns that one product takes: longer ones are unrolled into more code for little.
-BLOCK = 2048
 RANK_BLOCK = 256
 
 
@@ -116,10 +114,6 @@ class _Stream:
             ):
                 copy.start()
 
-    def prime(self, experts: Any, active: Any) -> None:
-        """Fills all slots. In a loop, as the compiler would reorder the starts of unrolled code."""
-        _repeat(self.count, lambda place: self.start(place, experts, active))
-
     def each(self, step: Any, experts: Any, active: Any, visit: Callable[[Any, Any], None]) -> None:
         """``visit(first row, slot)`` for each piece of an expert once it is there; then refills its slot."""
 
@@ -138,6 +132,22 @@ class _Stream:
         rows = pl.ds(offset, size)
         there = (slot, slice(None), rows) if self.contraction_first else (slot, rows)
         return [slots.at[there] for _, slots in self.rings]
+
+
+def _prime(streams: list[_Stream], experts: Any, active: Any) -> None:
+    """Fills all slots, one expert after the other, as they are used."""
+
+    def expert(step: Any) -> None:
+        for stream in streams:
+
+            def piece(index: Any, stream: _Stream = stream) -> None:
+                place = step * stream.pieces + index
+                pl.when(place < stream.count)(lambda: stream.start(place, experts, active))
+
+            # In a loop, as the compiler would reorder the starts of unrolled code.
+            _repeat(stream.pieces, piece)
+
+    _repeat(max(pl.cdiv(stream.count, stream.pieces) for stream in streams), expert)
 
 
 def _streams(ref: Any, name: str, piece: int, *, contraction_first: bool, mxfp4: bool) -> list[_Stream]:
@@ -204,8 +214,7 @@ def _kernel(
         contraction_first=shape.down_contraction_first,
         mxfp4=shape.mxfp4,
     )
-    for stream in gate_up + down:
-        stream.prime(ref.active, active)
+    _prime(gate_up + down, ref.active, active)
 
     # Until the first weights are there: coefficients, and whatever else is needed once.
     copies["weights"].wait()
@@ -272,7 +281,7 @@ def _kernel(
 
                         visit(first + at, size, product)
 
-                    _blocks(stream.piece, COLUMNS if shape.mxfp4 else BLOCK, block)
+                    _blocks(stream.piece, BLOCK, block)
 
                 stream.each(step, ref.active, active, piece)
 

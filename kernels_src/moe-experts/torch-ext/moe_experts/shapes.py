@@ -7,8 +7,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .ragged_dot.quantised import BLOCK, packed_depth
+from .ragged_dot.quantised import BLOCK as MXFP4_BLOCK
+from .ragged_dot.quantised import packed_depth
 from .ragged_dot.tiles import LANES, round_up
+
+# Columns that one product takes: longer ones are unrolled into more code for little.
+BLOCK = 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Shape:
     @property
     def weight_bits(self) -> float:
         """Of a weight in HBM."""
-        return 4 + 8 / BLOCK if self.mxfp4 else 8 * jnp.dtype(self.weight_dtype).itemsize
+        return 4 + 8 / MXFP4_BLOCK if self.mxfp4 else 8 * jnp.dtype(self.weight_dtype).itemsize
 
     def contraction(self, length: int) -> int:
         """The length of a product's contraction in vector memory."""

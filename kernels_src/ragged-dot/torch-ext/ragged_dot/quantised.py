@@ -32,7 +32,7 @@ BLOCK, UNIT, PER_WORD = 32, 128, 8
 EXPONENTS = 32
 # An exponent of 0 would make subnormal numbers, one above 252 overflows with the largest code.
 LEAST_EXPONENT, MOST_EXPONENT = 1, 252
-# Columns that one MXFP4 product takes.
+# Columns that one product takes.
 COLUMNS = 1024
 
 _PATTERN = 0x81C081C0  # sign, low two bits of the exponent, high bit of the mantissa, of two bfloat16 numbers
@@ -149,7 +149,7 @@ def int8_product(rows: jax.Array, weights: jax.Array, scale: jax.Array, axis: in
 
 def terms_of(exponents: int, columns: int) -> Any:
     """The scratch for what is added to patterns, for so many exponents of so many columns."""
-    return pltpu.VMEM((exponents, min(round_up(columns, LANES), COLUMNS)), jnp.int32)
+    return pltpu.VMEM((exponents, round_up(columns, LANES)), jnp.int32)
 
 
 def mxfp4_product(rows: jax.Array, words: Any, exponents: Any, terms: Any, *, interpreted: bool) -> jax.Array:
@@ -170,7 +170,7 @@ def mxfp4_product(rows: jax.Array, words: Any, exponents: Any, terms: Any, *, in
 
 
 def mxfp4_values(words: Any, exponents: Any, terms: Any, *, interpreted: bool) -> jax.Array:
-    """Bfloat16 [K', N] of the refs that `mxfp4_product` has, for at most `COLUMNS` columns."""
+    """Bfloat16 [K', N] of the refs that `mxfp4_product` has."""
     columns = words.shape[1]
     terms[: exponents.shape[0], :columns] = exponents[...].astype(jnp.int32) * 0x00800080
     tiles = []
