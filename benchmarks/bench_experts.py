@@ -2,6 +2,7 @@
 
 python -m benchmarks.bench_experts                                  # v6e, Qwen3-30B-A3B, one rank of 8
 python -m benchmarks.bench_experts --tpu v5e,tpu7x --model gpt-oss-20b --sharding none
+python -m benchmarks.bench_experts --weights bfloat16,int8,mxfp4    # quantised ones beside
 python -m benchmarks.bench_experts --tokamax                        # Python 3.12, tokamax 0.0.17
 """
 
@@ -21,6 +22,7 @@ import numpy as np
 import typer
 from moe_experts import cases, composed, functions
 from moe_experts.activations import Gate
+from moe_experts.ragged_dot.quantised import PER_WORD, exponents_of, packed_depth
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +34,7 @@ from tpu_kernels.analysis.workload import Workload, parse_workload
 
 START_NS, LATENCY_NS = 100.0, 2000.0
 FIXED_MS = 0.003  # what a call may take beside its bytes
+WEIGHT_BITS = {"bfloat16": 16, "int8": 8, "mxfp4": 4.25}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Layer:
     workload: Workload
     call: Any
     index: np.ndarray
+    weights: str = "bfloat16"
 
     @property
     def active(self) -> int:
@@ -50,7 +54,7 @@ class Layer:
 
     def floor_ms(self, calibration: Calibration) -> float:
         """The active experts' weights at attainable bandwidth."""
-        an_expert = 3 * self.workload.hidden * self.workload.intermediate * 2
+        an_expert = 3 * self.workload.hidden * self.workload.intermediate * WEIGHT_BITS[self.weights] / 8
         return self.active * an_expert / calibration.memory.attainable_gbps / 1e6
 
     def job(self, experts: Callable[..., Any], tpu: str) -> Job:
@@ -65,14 +69,14 @@ class Layer:
         }
 
         def layer(*operands: Any) -> Any:
-            return experts(*operands)
+            return experts(**dict(zip(arguments, operands, strict=True)))
 
         parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in arguments]
         layer.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return Job(layer, tuple(arguments.values()), tpu, data={"top_k_index": self.index})
 
 
-def layer_of(model: str, tokens: int, sharding: str) -> Layer:
+def layer_of(model: str, tokens: int, sharding: str, weights: str = "bfloat16") -> Layer:
     """A layer whose tokens' experts are drawn; under expert parallelism, on a rank with about the mean of work."""
     suffix = "" if sharding == "none" else f":{sharding}"
     workload = parse_workload(f"{model}:decode:{tokens}{suffix}")
@@ -83,16 +87,35 @@ def layer_of(model: str, tokens: int, sharding: str) -> Layer:
     working = [rank for rank, count in enumerate(active) if count]
     mean = np.mean([active[rank] for rank in working])
     rank = min(working, key=lambda rank: abs(active[rank] - mean))
-    return Layer(workload, call, (index - rank * here) % workload.experts)
+    return Layer(workload, with_weights(call, weights), (index - rank * here) % workload.experts, weights)
 
 
-def published_experts(*operands: Any, gate: Gate, transposed: bool) -> Any:
-    """The layer by two of tokamax's grouped matmuls (v1) with XLA's ops around them; no biases."""
+def with_weights(call: Any, weights: str) -> Any:
+    """The call with its bfloat16 weights quantised."""
+    if weights == "bfloat16":
+        return call
+    arguments, static, transposed = dict(call.arguments), dict(call.static), call.static["transposed"]
+    for name in ("gate_up", "down"):
+        (experts, *axes), _ = arguments[f"{name}_proj"]
+        k, n = axes if transposed else axes[::-1]
+        if weights == "int8":
+            arguments[f"{name}_proj"] = (experts, *axes), "int8"
+            arguments[f"{name}_scale"] = (experts, n), "float32"
+        else:
+            arguments[f"{name}_proj"] = (experts, packed_depth(k) // PER_WORD, n), "int32"
+            arguments[f"{name}_scale"] = (experts, exponents_of(k), n), "uint8"
+            static["transposed"] = True
+    return dataclasses.replace(call, arguments=arguments, static=static)
+
+
+def published_experts(*, gate: Gate, transposed: bool, **operands: Any) -> Any:
+    """The layer by two of tokamax's grouped matmuls (v1) with XLA's ops around them; no biases, bfloat16."""
     import jax
     import jax.numpy as jnp
     from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu
 
-    states, index, weights, gate_up, down, *_ = operands
+    states, index, weights = operands["hidden_states"], operands["top_k_index"], operands["top_k_weights"]
+    gate_up, down = operands["gate_up_proj"], operands["down_proj"]
     product = pallas_mosaic_tpu.PallasMosaicTpuRaggedDot()
     expert = index.reshape(-1)
     order = jnp.argsort(expert)
@@ -131,7 +154,7 @@ def jobs_of(layer: Layer, tpu: str, tokamax: bool) -> dict[str, Job]:
         "fused": partial(functions.fused_experts, **layer.call.static, tpu=tpu),
         "composed": partial(composed.composed_experts, **form, tpu=tpu, interpret=False),
     }
-    if tokamax:
+    if tokamax and layer.weights == "bfloat16":
         programs["tokamax"] = partial(published_experts, **form)
     return {name: layer.job(program, tpu) for name, program in programs.items()}
 
@@ -164,6 +187,7 @@ def rows_of(layers: Sequence[Layer], tpu: str, tokamax: bool) -> list[dict[str, 
             {
                 "layer": layer.workload.name,
                 "tpu": tpu,
+                "weights": layer.weights,
                 "active": layer.active,
                 "floor_ms": floor,
                 "fused_ms": fused,
@@ -181,12 +205,14 @@ def main(
     model: Annotated[str, typer.Option(help="Models, comma-separated.")] = "qwen3-30b-a3b",
     sharding: Annotated[str, typer.Option(help="ep8, tp8, or none for one chip; comma-separated.")] = "ep8",
     tokens: Annotated[str, typer.Option(help="Comma-separated.")] = "1,8,64,256,512",
+    weights: Annotated[str, typer.Option(help="bfloat16, int8, mxfp4; comma-separated.")] = "bfloat16",
     tokamax: Annotated[bool, typer.Option(help="Beside tokamax's grouped matmul v1.")] = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Simulate experts layers: in one call, and composed of grouped matmuls."""
     layers = [
-        layer_of(name, int(count), how)
+        layer_of(name, int(count), how, kind)
+        for kind in weights.split(",")
         for name in model.split(",")
         for how in sharding.split(",")
         for count in tokens.split(",")
@@ -197,12 +223,12 @@ def main(
         return
     table = Table(title="Experts layers, simulated, in ms; XLA's ops estimated")
     columns = ["floor", "fused", "of bound", "slow start", "latency", "composed", "faster"]
-    for name in ("TPU", "layer"):
+    for name in ("TPU", "layer", "weights"):
         table.add_column(name)
     for name in ("active", *columns, *(["tokamax", "faster"] if tokamax else [])):
         table.add_column(name, justify="right")
     for row in found:
-        cells = [row["tpu"], row["layer"], str(row["active"])]
+        cells = [row["tpu"], row["layer"], row["weights"], str(row["active"])]
         cells += [f"{row[name]:.4f}" for name in ("floor_ms", "fused_ms")]
         cells += [f"{row[name]:.2f}" for name in ("of_bound", "slow_start", "more_latency")]
         for name in ("composed_ms", *(["tokamax_ms"] if tokamax else [])):

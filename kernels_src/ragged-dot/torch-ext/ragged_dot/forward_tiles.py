@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from .epilogue import Epilogue
 from .forward import PLAIN, gmm
+from .quantised import PER_WORD
 from .tiles import (
     CHIPS,
     CHUNK_SECONDS,
@@ -56,10 +57,12 @@ class Product:
     Attributes:
       m, k, n, groups: axes.
       sizes: number of group sizes; `groups` of them have their weights here.
-      dtype: of both operands.
+      dtype: of both operands; of the rows where weights are quantised.
       out_dtype: of the result.
       transposed: the weights are stored as [groups, n, k].
       wide: columns of weights for each column of the result: 2 with a gate.
+      weights: dtype of quantised weights, "int8" or of MXFP4's words "int32"; else empty.
+      scales: numbers that scale a column of quantised weights.
 
     Example:
       >>> Product(8, 2048, 1536, 128, 128).candidates("v6e")[0].resident
@@ -75,6 +78,8 @@ class Product:
     out_dtype: str = "bfloat16"
     transposed: bool = True
     wide: int = 1
+    weights: str = ""
+    scales: int = 0
 
     operation = "forward"
 
@@ -84,7 +89,9 @@ class Product:
 
     @property
     def variant(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("dtype", "out_dtype", "transposed", "wide")}
+        names = ("dtype", "out_dtype", "transposed", "wide")
+        quantised = ("weights", "scales") if self.weights else ()
+        return {name: getattr(self, name) for name in (*names, *quantised)}
 
     def candidates(self, tpu: str) -> list[Config]:
         """The configs that fit into the vector memory of `tpu`, likeliest best first.
@@ -112,7 +119,7 @@ class Product:
             config.rows % self._tile == 0
             and aligned_columns
             and self.k % config.depth == 0
-            and (config.depth == self.k or config.depth % depth_step == 0)
+            and (config.depth == self.k or (config.depth % depth_step == 0 and not self.weights))
             and config.slots >= (max(2, self.pieces(config)) if config.by_group else 2)
             and (config.buffers == 1 if config.resident else config.buffers >= 2)
             and not self._is_long(config)
@@ -124,12 +131,15 @@ class Product:
         """The product with `config`, and its arguments; with a gate where `wide` is 2."""
         epilogue = Epilogue("silu", "concatenated") if self.wide == 2 else PLAIN
 
-        def forward(lhs: Any, rhs: Any, group_sizes: Any, group_offset: Any = None) -> jax.Array:
+        def forward(
+            lhs: Any, rhs: Any, group_sizes: Any, group_offset: Any = None, rhs_scale: Any = None
+        ) -> jax.Array:
             return gmm(
                 lhs,
                 rhs,
                 group_sizes,
                 jnp.zeros(1, jnp.int32) if group_offset is None else group_offset,
+                scale=rhs_scale,
                 transpose_rhs=self.transposed,
                 out_dtype=jnp.dtype(self.out_dtype),
                 config=config,
@@ -138,14 +148,18 @@ class Product:
 
         rows = round_up(self.m, SUBLANES if config.resident else self._tile)
         n = self.n * self.wide
-        weights = (n, self.k) if self.transposed else (self.k, n)
+        depth = self.k // PER_WORD if self._mxfp4 else self.k
+        weights = (n, depth) if self.transposed else (depth, n)
         arguments = {
             "lhs": jax.ShapeDtypeStruct((rows, self.k), self.dtype),
-            "rhs": jax.ShapeDtypeStruct((self.groups, *weights), self.dtype),
+            "rhs": jax.ShapeDtypeStruct((self.groups, *weights), self.weights or self.dtype),
             "group_sizes": jax.ShapeDtypeStruct((self.sizes,), "int32"),
         }
         if self.sizes > self.groups:
             arguments["group_offset"] = jax.ShapeDtypeStruct((1,), "int32")
+        if self.weights:
+            kind = "uint8" if self._mxfp4 else "float32"
+            arguments["rhs_scale"] = jax.ShapeDtypeStruct((self.groups, self.scales, n), kind)
         return forward, arguments
 
     def pieces(self, config: Config) -> int:
@@ -159,7 +173,9 @@ class Product:
         kept = rows * (round_up(self.k, LANES) * self._size + round_up(self.n, LANES) * self._out_size)
         values = (2 if config.depth == self.k else 3) * config.rows * columns * 4
         split = split_bytes(self._size, (config.rows + columns) * config.depth)
-        return config.slots * self._piece_bytes(config) + kept + values + split + COMPILER_BYTES
+        # Quantised weights are made floats of; for MXFP4, from exponents in 32 bits.
+        floats = (config.depth * self._size + 4 * self._mxfp4 * self.scales) * columns if self.weights else 0
+        return config.slots * self._piece_bytes(config) + kept + values + split + floats + COMPILER_BYTES
 
     @property
     def _tile(self) -> int:
@@ -168,6 +184,10 @@ class Product:
     @property
     def _size(self) -> int:
         return int(jnp.dtype(self.dtype).itemsize)
+
+    @property
+    def _mxfp4(self) -> bool:
+        return self.weights == "int32"
 
     @property
     def _out_size(self) -> int:
@@ -180,9 +200,21 @@ class Product:
 
     def _piece_bytes(self, config: Config) -> int:
         columns, depth = self.wide * config.columns, config.depth
+        if self._mxfp4:
+            return (depth // PER_WORD * 4 + round_up(self.scales, 32)) * round_up(columns, LANES)
+        size, tile = (1, 32) if self.weights else (self._size, self._tile)
+        scales = 4 * round_up(self.scales, SUBLANES) * round_up(columns, LANES)
         if self.transposed:
-            return round_up(columns, self._tile) * round_up(depth, LANES) * self._size
-        return round_up(depth, self._tile) * round_up(columns, LANES) * self._size
+            return round_up(columns, tile) * round_up(depth, LANES) * size + scales
+        return round_up(depth, tile) * round_up(columns, LANES) * size + scales
+
+    @property
+    def _weight_bytes(self) -> float:
+        """Of a group's weights in HBM."""
+        columns = self.n * self.wide
+        if self._mxfp4:
+            return columns * (self.k / 2 + self.scales)
+        return columns * (self.k * (1 if self.weights else self._size) + 4 * self.scales)
 
     def _program_size(self, config: Config) -> int:
         """Multiplications in all of the program's products."""
@@ -198,7 +230,7 @@ class Product:
         for rows in self._chunks():
             for columns in all_columns:
                 for depth in depths:
-                    if depth < k and columns != all_columns[-1]:
+                    if depth < k and (columns != all_columns[-1] or self.weights):
                         continue
                     for resident, buffers in ((True, 1), (False, 3), (False, 2)):
                         one = Config(rows, columns, depth, 1, buffers, True, resident, budget)
@@ -231,8 +263,9 @@ class Product:
         last = span - (chunks - 1) * config.rows
         rows = (chunks - 1) * config.rows + next(h for h in heights(config.rows, self._tile) if h >= last)
         narrow = 1 + NARROW_COLUMNS / config.columns
-        weights = self.k * self.n * self.wide * self._size
-        a_group = (rows + chunks * chip.push_rows) * weights * narrow / chip.flops
+        floats = self.k * self.n * self.wide * self._size
+        a_group = (rows + chunks * chip.push_rows) * floats * narrow / chip.flops
+        weights = self._weight_bytes
         pieces = self.pieces(config)
         busy = active * (a_group + chunks * (CHUNK_SECONDS + pieces * PIECE_SECONDS))
         rows_bytes = self._rows_here * self.k * self._size + self.m * self.n * self._out_size

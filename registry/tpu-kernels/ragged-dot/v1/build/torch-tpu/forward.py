@@ -17,8 +17,9 @@ All copies between HBM and vector memory are the kernel's own::
 
 So a group's weights are read once a visit, whatever the tiles, and never if it has no rows; rows are read and
 written once, within the groups' own bounds. A *piece* is some columns of a group's weights, in either stored
-layout, `[G, K, N]` or `[G, N, K]` (and a part of K where all of it does not fit; then sums are kept in f32). A visit
-is a whole group where the ring holds all its pieces, so that several chunks share them; else a chunk is a visit.
+layout, `[G, K, N]` or `[G, N, K]` (and a part of K where all of it does not fit; then sums are kept in f32); of
+quantised weights, with their scales, and made floats as they are multiplied. A visit is a whole group where the ring
+holds all its pieces, so that several chunks share them; else a chunk is a visit.
 
 Few rows (`resident`): all of lhs and of the result stay in vector memory, and chunks are slices of them.
 """
@@ -36,6 +37,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from .common import RowCopies, advance, aligned, each_part, product, with_height
 from .epilogue import Epilogue
+from .quantised import COLUMNS, PER_WORD, int8_product, is_mxfp4, mxfp4_product, terms_of
 from .tiles import LANES, SUBLANES, Config, heights, round_up, row_tile
 
 PLAIN = Epilogue()
@@ -46,18 +48,20 @@ class _Pieces:
     """How the weights of a group are cut, and where each piece lies.
 
     `whole` pieces of `columns` columns of the result, then one of `rest`; each in `parts` parts of K, in order.
+    Quantised weights have `scales`, their ring, and for MXFP4 the `terms` that its products use.
     """
 
+    k: int
     weights: Any
     ring: Any
     semaphores: Any
     config: Config
     epilogue: Epilogue
     transposed: bool
-
-    @property
-    def k(self) -> int:
-        return int(self.weights.shape[2 if self.transposed else 1])
+    scales: Any = None
+    scale_ring: Any = None
+    terms: Any = None
+    interpreted: bool = False
 
     @property
     def n(self) -> int:
@@ -89,6 +93,17 @@ class _Pieces:
         wide = pl.ds(0, columns * self.epilogue.columns)
         return self.ring.at[(slot, branch, wide) if self.transposed else (slot, branch, slice(None), wide)]
 
+    def product(self, rows: jax.Array, slot: Any, branch: int, columns: int) -> jax.Array:
+        """Rows times the weights in a slot, f32."""
+        block = self.block(slot, branch, columns)
+        if self.scales is None:
+            return product(rows, block[...], (1, int(self.transposed)))
+        wide = pl.ds(0, columns * self.epilogue.columns)
+        scale = self.scale_ring.at[slot, branch, :, wide]
+        if self.terms is not None:
+            return mxfp4_product(rows, block, scale, self.terms, interpreted=self.interpreted)
+        return int8_product(rows, block[...], scale[...], int(self.transposed))
+
     def _copies(self, group: Any, index: Any, columns: int, part: Any, slot: Any) -> list[Any]:
         deep = slice(None)
         if self.parts > 1:
@@ -104,7 +119,20 @@ class _Pieces:
             source = self.weights.at[(group, wide, deep) if self.transposed else (group, deep, wide)]
             block = self.block(slot, branch, columns)
             copies.append(pltpu.make_async_copy(source, block, self.semaphores.at[slot]))
+            if self.scales is not None:
+                copies.append(self._scale_copy(group, branch, index, columns, slot))
         return copies
+
+    def _scale_copy(self, group: Any, branch: int, index: Any, columns: int, slot: Any) -> Any:
+        # The scales of transposed weights have columns on lanes where these have them on sublanes.
+        step = LANES if self.transposed else 1
+        first = branch * round_up(self.n, step) + index * self.columns * self.epilogue.columns
+        if not isinstance(first, int):
+            first = pl.multiple_of(first, LANES)
+        size = round_up(columns * self.epilogue.columns, step)
+        source = self.scales.at[group, :, pl.ds(first, size)]
+        ring = self.scale_ring.at[slot, branch, :, pl.ds(0, size)]
+        return pltpu.make_async_copy(source, ring, self.semaphores.at[slot])
 
     def start(self, group: Any, piece: Any, slot: Any) -> None:
         """Starts to fetch a piece by its number."""
@@ -187,13 +215,29 @@ def _kernel(
     config: Config,
     epilogue: Epilogue,
     transpose_rhs: bool,
+    quantised: bool,
+    interpreted: bool,
 ) -> None:
+    scales, refs = (refs[0], refs[1:]) if quantised else (None, refs)
     biases, refs = refs[: epilogue.branches * epilogue.bias], refs[epilogue.branches * epilogue.bias :]
-    out, group, first, last, going_out, ring, x, y, carry, sums, ring_flags, x_flags, y_flags = refs
-    m = lhs.shape[0]
+    out, group, first, last, going_out, ring, x, y, carry, sums, ring_flags, x_flags, y_flags, *refs = refs
+    scale_ring, terms = (*refs, None, None)[:2]
+    m, k = lhs.shape
     tile = row_tile(lhs.dtype)
     chunk, slots, buffers, resident = config.rows, config.slots, config.buffers, config.resident
-    pieces = _Pieces(weights, ring, ring_flags, config, epilogue, transpose_rhs)
+    pieces = _Pieces(
+        k,
+        weights,
+        ring,
+        ring_flags,
+        config,
+        epilogue,
+        transpose_rhs,
+        scales,
+        scale_ring,
+        terms,
+        interpreted,
+    )
     if resident:
         all_rows = pltpu.make_async_copy(lhs, x.at[0, pl.ds(0, m)], x_flags.at[0])
         all_rows.start()
@@ -289,11 +333,7 @@ def _kernel(
                     depth = config.depth
                     deep = slice(None) if pieces.parts == 1 else slice(part * depth, (part + 1) * depth)
                     products = [
-                        product(
-                            x[(*rows, deep)],
-                            pieces.block(slot, branch, columns)[...],
-                            (1, int(transpose_rhs)),
-                        )
+                        pieces.product(x[(*rows, deep)], slot, branch, columns)
                         for branch in range(epilogue.branches)
                     ]
                     for branch, values in enumerate(products):
@@ -383,6 +423,7 @@ def gmm(
     group_sizes: jax.Array,
     group_offset: jax.Array,
     bias: jax.Array | None = None,
+    scale: jax.Array | None = None,
     *,
     transpose_rhs: bool,
     out_dtype: Any,
@@ -394,9 +435,10 @@ def gmm(
 
     Args:
       lhs: [M, K]; M is a multiple of the row tile, or with `config.resident` of 8.
-      rhs: [G, K, N], or [G, N, K] with `transpose_rhs`. Same dtype.
+      rhs: [G, K, N], or [G, N, K] with `transpose_rhs`. Same dtype, int8, or as [G, K/8, N] MXFP4 words.
       group_sizes: [S] int32. group_offset: [1] int32, within 0..S-G.
       bias: [G, N], with `epilogue.bias`.
+      scale: [G, B, N] f32 of int8 weights, or the exponents of MXFP4. `config.depth` is K then.
     Returns: [M, N], or [M, N/2] with a gate, in `out_dtype`.
     """
     m, k = lhs.shape
@@ -405,7 +447,9 @@ def gmm(
     columns = min(config.columns, n)
     wide = columns * epilogue.columns
     visits = groups + (0 if config.by_group else pl.cdiv(m, config.rows))
-    block = (wide, config.depth) if transpose_rhs else (config.depth, wide)
+    mxfp4 = is_mxfp4(rhs)
+    depth = config.depth // PER_WORD if mxfp4 else config.depth
+    block = (wide, depth) if transpose_rhs else (depth, wide)
     rows = (1, m + config.rows) if config.resident else (config.buffers, config.rows)
     unused = (8, LANES)
     biases: list[jax.Array] = []
@@ -413,16 +457,31 @@ def gmm(
         more = round_up(groups, SUBLANES) - groups
         padded = jnp.pad(bias.astype(jnp.float32), ((0, more), (0, 0)))
         biases = jnp.split(padded, epilogue.branches, axis=1)
+    scales, held = [], []
+    if scale is not None:
+        scale_columns = wide
+        if transpose_rhs:
+            scale, scale_columns = _by_lanes(scale, epilogue.branches), round_up(wide, LANES)
+        of_piece = (scale.shape[1], scale_columns)
+        scales, held = [scale], [pltpu.VMEM((config.slots, epilogue.branches, *of_piece), scale.dtype)]
+        held += [terms_of(scale.shape[1], min(scale_columns, COLUMNS))] * mxfp4
     if not interpret:
         # XLA may otherwise stage all weights in vector memory ahead of the call, needed or not.
-        rhs = pltpu.with_memory_space_constraint(rhs, pltpu.HBM)
+        rhs, *scales = (pltpu.with_memory_space_constraint(w, pltpu.HBM) for w in (rhs, *scales))
     smem, vmem, hbm = (pl.BlockSpec(memory_space=space) for space in (pltpu.SMEM, pltpu.VMEM, pl.ANY))
     moved = sum(a.size * a.dtype.itemsize for a in (lhs, rhs)) + m * n * jnp.dtype(out_dtype).itemsize
     return pl.pallas_call(
-        functools.partial(_kernel, config=config, epilogue=epilogue, transpose_rhs=transpose_rhs),
+        functools.partial(
+            _kernel,
+            config=config,
+            epilogue=epilogue,
+            transpose_rhs=transpose_rhs,
+            quantised=scale is not None,
+            interpreted=interpret is not False,
+        ),
         name="ragged_dot",
         out_shape=jax.ShapeDtypeStruct((m, n), out_dtype),
-        in_specs=[smem, smem, hbm, hbm, *[vmem] * len(biases)],
+        in_specs=[smem, smem, hbm, hbm, *[hbm] * len(scales), *[vmem] * len(biases)],
         out_specs=hbm,
         scratch_shapes=[
             *[pltpu.SMEM((visits + 1,), jnp.int32)] * 3,
@@ -437,10 +496,21 @@ def gmm(
             pltpu.SemaphoreType.DMA((config.slots,)),
             pltpu.SemaphoreType.DMA((config.buffers,)),
             pltpu.SemaphoreType.DMA((config.buffers,)),
+            *held,
         ],
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=config.vmem_bytes),
         cost_estimate=pl.CostEstimate(
-            flops=2 * m * rhs.size // groups, bytes_accessed=moved, transcendentals=0
+            flops=2 * m * k * n * (epilogue.branches * epilogue.columns),
+            bytes_accessed=moved,
+            transcendentals=0,
         ),
         interpret=interpret,
-    )(group_sizes, group_offset, lhs, rhs, *biases)
+    )(group_sizes, group_offset, lhs, rhs, *scales, *biases)
+
+
+def _by_lanes(scale: jax.Array, branches: int) -> jax.Array:
+    """Scales [G, B, N] with the columns of each branch padded to whole registers."""
+    groups, blocks, n = scale.shape
+    more = round_up(n // branches, LANES) - n // branches
+    by_branch = jnp.pad(scale.reshape(groups, blocks, branches, -1), ((0, 0),) * 3 + ((0, more),))
+    return by_branch.reshape(groups, blocks, -1)

@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from . import quantised
 from .epilogue import Epilogue
 from .forward import PLAIN, gmm
 from .forward_tiles import Product, interpreted_config
-from .tiles import SUBLANES, Config, cores_for, round_up, row_tile
+from .quantised import dequantise, is_mxfp4, packed_depth
+from .tiles import LANES, SUBLANES, Config, cores_for, round_up, row_tile
 from .tpu_ops import tables
 from .weight_gradient import gmm_weights
 from .weight_tiles import WeightProduct, interpreted_weight_config
@@ -33,6 +35,7 @@ def ragged_dot(
     group_sizes: jax.Array,
     group_offset: jax.Array | None = None,
     bias: jax.Array | None = None,
+    rhs_scale: jax.Array | None = None,
     *,
     transpose_rhs: bool = False,
     preferred_element_type: Any = None,
@@ -50,11 +53,14 @@ def ragged_dot(
 
     Args:
       lhs: [M, K], bf16 or f32; the rows of group 0 first, then those of group 1, and so on.
-      rhs: [G, K, N], or [G, N, K] with `transpose_rhs`; the dtype of `lhs`.
+      rhs: [G, K, N], or [G, N, K] with `transpose_rhs`; the dtype of `lhs`, or int8, or the words of
+        `quantised.pack_mxfp4`.
       group_sizes: [S] int32, rows of each group. Their sum may be less than M.
       group_offset: scalar or [1] int32. `rhs` holds the weights of groups offset to offset+G-1 of the S; the
         rows of all others come out as zeros. None: S == G.
       bias: [G, N], added to the rows of its group.
+      rhs_scale: of quantised weights: for int8 [G, N] or [G, B, N] f32, where each of B parts of K, multiples of 128,
+        has its own; or the exponents of `quantised.pack_mxfp4`.
       transpose_rhs: `rhs` is stored as [G, N, K].
       preferred_element_type: dtype of the result; that of `lhs` when None. Sums are kept in f32.
       activation: a name in `activations.ACTIVATIONS`; with a gate it is applied to the gate, and may also be
@@ -78,7 +84,9 @@ def ragged_dot(
     out_dtype = jnp.dtype(preferred_element_type or lhs.dtype)
     epilogue = Epilogue(activation, gating, bias is not None, alpha, limit)
     static = _Static(transpose_rhs, out_dtype, epilogue, tpu, config, interpret)
-    return _ragged_dot(static, lhs, rhs, group_sizes.astype(jnp.int32), offset, bias)
+    if rhs_scale is not None and rhs_scale.ndim == 2:
+        rhs_scale = rhs_scale[:, None]
+    return _ragged_dot(static, lhs, rhs, group_sizes.astype(jnp.int32), offset, bias, rhs_scale)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,6 +109,7 @@ def _ragged_dot(
     group_sizes: jax.Array,
     offset: jax.Array,
     bias: jax.Array | None,
+    scale: jax.Array | None,
 ) -> jax.Array:
     epilogue, transpose_rhs, out_dtype = static.epilogue, static.transpose_rhs, static.out_dtype
     m, k = lhs.shape
@@ -108,17 +117,22 @@ def _ragged_dot(
     if m == 0 or n == 0:
         return jnp.zeros((m, n), out_dtype)
     if k == 0 or not _fuses(epilogue, rhs, transpose_rhs):
-        return _separately(static, lhs, rhs, group_sizes, offset, bias)
+        return _separately(static, lhs, rhs, group_sizes, offset, bias, scale)
     k_padded, n_padded = _padded(k), n if epilogue != PLAIN else _padded(n)
     wide = n_padded * (rhs.shape[1 if transpose_rhs else 2] // n)
-    rhs = _pad_minor(rhs, *((wide, k_padded) if transpose_rhs else (k_padded, wide)))
-    if stored_transposed(*rhs.shape[1:]):
+    if is_mxfp4(rhs):
+        k_padded = packed_depth(k)
+        rhs, scale = (_pad_minor(w, w.shape[1], wide) for w in (rhs, scale))
+    else:
+        rhs = _pad_minor(rhs, *((wide, k_padded) if transpose_rhs else (k_padded, wide)))
+        scale = None if scale is None else _pad_minor(scale, scale.shape[1], wide)
+    if not is_mxfp4(rhs) and stored_transposed(*rhs.shape[1:]):
         # As XLA stores it, so that the kernel's operand is the buffer itself and not a copy.
         rhs, transpose_rhs = jnp.swapaxes(rhs, 1, 2), not transpose_rhs
     if static.config is not None:
         config = static.config
     elif static.interpret is True:
-        config = interpreted_config(m, k_padded, n_padded, rhs.dtype)
+        config = interpreted_config(m, k_padded, n_padded, lhs.dtype)
     else:
         product = Product(
             m,
@@ -126,10 +140,12 @@ def _ragged_dot(
             n_padded,
             rhs.shape[0],
             group_sizes.shape[0],
-            str(rhs.dtype),
+            str(lhs.dtype),
             str(out_dtype),
             transpose_rhs,
             wide // n_padded,
+            "" if scale is None else str(rhs.dtype),
+            0 if scale is None else scale.shape[1],
         )
         config = tables.choose(product, static.tpu)
     # Copies are of whole row tiles; one copy of everything needs only whole registers.
@@ -140,6 +156,7 @@ def _ragged_dot(
         group_sizes,
         offset,
         bias,
+        scale,
         transpose_rhs=transpose_rhs,
         out_dtype=out_dtype,
         epilogue=epilogue,
@@ -154,9 +171,11 @@ def _fuses(epilogue: Epilogue, rhs: jax.Array, transpose_rhs: bool) -> bool:
     if epilogue == PLAIN:
         return True
     wide = rhs.shape[1 if transpose_rhs else 2]
+    if is_mxfp4(rhs):
+        return epilogue.narrow(wide) % LANES == 0
     k = rhs.shape[2 if transpose_rhs else 1]
     stored_transposed_rhs = transpose_rhs != stored_transposed(*rhs.shape[1:])
-    multiple = row_tile(rhs.dtype) if stored_transposed_rhs else 128
+    multiple = row_tile(rhs.dtype) if stored_transposed_rhs else LANES
     return k == _padded(k) and epilogue.narrow(wide) % multiple == 0
 
 
@@ -167,21 +186,27 @@ def _separately(
     group_sizes: jax.Array,
     offset: jax.Array,
     bias: jax.Array | None,
+    scale: jax.Array | None,
 ) -> jax.Array:
     """The product first, then the epilogue in XLA."""
-    before = _product_before(static, lhs, rhs, group_sizes, offset)
+    before = _product_before(static, lhs, rhs, group_sizes, offset, scale)
     rows_of = _group_of_rows(group_sizes, offset, rhs.shape[0], lhs.shape[0])
     return _epilogue_of(static, before, bias, rows_of)
 
 
 def _product_before(
-    static: _Static, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, offset: jax.Array
+    static: _Static,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    offset: jax.Array,
+    scale: jax.Array | None = None,
 ) -> jax.Array:
     """The product that the epilogue is applied to, in f32."""
     if lhs.shape[1] == 0:
         return jnp.zeros((lhs.shape[0], rhs.shape[1 if static.transpose_rhs else 2]), jnp.float32)
     plain = dataclasses.replace(static, epilogue=PLAIN, out_dtype=jnp.dtype(jnp.float32), config=None)
-    return _ragged_dot(plain, lhs, rhs, group_sizes, offset, None)
+    return _ragged_dot(plain, lhs, rhs, group_sizes, offset, None, scale)
 
 
 def _epilogue_of(static: _Static, before: jax.Array, bias: jax.Array | None, rows_of: jax.Array) -> jax.Array:
@@ -200,19 +225,14 @@ def _group_of_rows(group_sizes: jax.Array, offset: jax.Array, groups: int, m: in
     return jnp.where((group >= 0) & (group < groups) & (jnp.arange(m) < ends[-1]), group, -1)
 
 
-def _forward(
-    static: _Static,
-    lhs: jax.Array,
-    rhs: jax.Array,
-    group_sizes: jax.Array,
-    offset: jax.Array,
-    bias: jax.Array | None,
-) -> tuple[jax.Array, tuple[Any, ...]]:
-    return _ragged_dot(static, lhs, rhs, group_sizes, offset, bias), (lhs, rhs, group_sizes, offset, bias)
+def _forward(static: _Static, *operands: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+    return _ragged_dot(static, *operands), operands
 
 
-def _backward(static: _Static, saved: tuple[Any, ...], grad: jax.Array) -> tuple[Any, ...]:
-    lhs, rhs, group_sizes, offset, bias = saved
+def _backward(static: _Static, operands: tuple[Any, ...], grad: jax.Array) -> tuple[Any, ...]:
+    lhs, rhs, group_sizes, offset, bias, scale = operands
+    if scale is not None:
+        return _backward_of_quantised(static, operands, grad)
     grad_bias = None
     if static.epilogue != PLAIN:
         # What the epilogue was applied to was not kept: it is made again.
@@ -229,10 +249,25 @@ def _backward(static: _Static, saved: tuple[Any, ...], grad: jax.Array) -> tuple
     through = dataclasses.replace(
         static, transpose_rhs=not static.transpose_rhs, out_dtype=lhs.dtype, epilogue=PLAIN, config=None
     )
-    grad_lhs = _ragged_dot(through, grad, rhs, group_sizes, offset, None)
+    grad_lhs = _ragged_dot(through, grad, rhs, group_sizes, offset, None, None)
     left, right = (grad, lhs) if static.transpose_rhs else (lhs, grad)
     grad_rhs = _weight_gradient(static, left, right, group_sizes, offset, rhs)
-    return grad_lhs, grad_rhs, None, None, grad_bias
+    return grad_lhs, grad_rhs, None, None, grad_bias, None
+
+
+def _backward_of_quantised(static: _Static, operands: tuple[Any, ...], grad: jax.Array) -> tuple[Any, ...]:
+    """The gradient through weights of which XLA makes floats first: of rows, bias and float scales."""
+    lhs, rhs, group_sizes, offset, bias, scale = operands
+    plain = dataclasses.replace(static, config=None)
+    fixed = is_mxfp4(rhs)
+
+    def product(lhs: jax.Array, bias: jax.Array | None, *scales: jax.Array) -> jax.Array:
+        values = dequantise(rhs, *scales or (scale,), k=lhs.shape[1], transposed=static.transpose_rhs)
+        return _ragged_dot(plain, lhs, values.astype(lhs.dtype), group_sizes, offset, bias, None)
+
+    _, pullback = jax.vjp(product, lhs, bias, *([] if fixed else [scale]))
+    grad_lhs, grad_bias, *grad_scale = pullback(grad)
+    return grad_lhs, None, None, None, grad_bias, None if fixed else grad_scale[0]
 
 
 _ragged_dot.defvjp(_forward, _backward)
@@ -299,6 +334,13 @@ def _pad_minor(array: jax.Array, rows: int, columns: int) -> jax.Array:
         return array
     minor = [(0, rows - array.shape[-2]), (0, columns - array.shape[-1])]
     return jnp.pad(array, [(0, 0)] * (array.ndim - 2) + minor)
+
+
+def pack_mxfp4(
+    blocks: jax.Array, scales: jax.Array, *, tpu: str = "v6e", interpret: Any = False
+) -> tuple[jax.Array, jax.Array]:
+    """MXFP4 weights as the kernels read them: see `quantised.pack_mxfp4`, which is the same on every machine."""
+    return quantised.pack_mxfp4(blocks, scales)
 
 
 def experts(

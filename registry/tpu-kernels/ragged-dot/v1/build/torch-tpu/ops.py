@@ -1,13 +1,15 @@
-"""The torch ops: `ragged_dot` and `experts`."""
+"""The torch ops: `ragged_dot`, `pack_mxfp4` for its weights, and `experts`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from . import functions, reference
+from . import functions, quantised, reference
 from .activations import ACTIVATIONS, CLAMPED
 from .cases import CASES
+from .quantised import BLOCK, LEAST_EXPONENT, MOST_EXPONENT, PER_WORD, exponents_of, packed_depth
+from .tiles import LANES
 from .tpu_ops import Cost, InputError, op
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -39,6 +41,7 @@ def _check_sizes(
     group_sizes: Tensor,
     group_offset: Tensor | None = None,
     bias: Tensor | None = None,
+    rhs_scale: Tensor | None = None,
     *,
     transpose_rhs: bool = False,
     preferred_element_type: torch.dtype | None = None,
@@ -71,6 +74,7 @@ def _ragged_dot_cost(
     group_sizes: Tensor,
     group_offset: Tensor | None = None,
     bias: Tensor | None = None,
+    rhs_scale: Tensor | None = None,
     *,
     transpose_rhs: bool = False,
     preferred_element_type: torch.dtype | None = None,
@@ -82,14 +86,15 @@ def _ragged_dot_cost(
     m, k = lhs.shape
     groups, n = rhs.shape[0], rhs.shape[1 if transpose_rhs else 2]
     result = (preferred_element_type or lhs.dtype).itemsize * (n // 2 if gating else n)
-    active = min(groups, m)
-    return Cost(flops=2 * m * k * n, bytes=lhs.dtype.itemsize * (m * k + active * k * n) + result * m)
+    held = sum(w.numel() * w.dtype.itemsize for w in (rhs, rhs_scale) if w is not None)
+    active = held * min(groups, m) // groups
+    return Cost(flops=2 * m * k * n, bytes=lhs.dtype.itemsize * m * k + active + result * m)
 
 
 @op(
     kernel=functions.ragged_dot,
     reference=reference.ragged_dot,
-    differentiable=["lhs", "rhs", "bias"],
+    differentiable=["lhs", "rhs", "bias", "rhs_scale"],
     check_values=_check_sizes,
     cost=_ragged_dot_cost,
     cases=CASES,
@@ -102,6 +107,7 @@ def ragged_dot(
     transpose_rhs: bool = False,
     group_offset: Tensor | None = None,
     bias: Tensor | None = None,
+    rhs_scale: Tensor | None = None,
     preferred_element_type: torch.dtype | None = None,
     activation: str | None = None,
     gating: str | None = None,
@@ -114,12 +120,17 @@ def ragged_dot(
 
     Args:
       lhs: [M, K], bfloat16 or float32; the rows of group 0 first, then those of group 1, and so on.
-      rhs: [G, K, N], or [G, N, K] with `transpose_rhs`, as transformers stores experts; the dtype of `lhs`.
+      rhs: [G, K, N], or [G, N, K] with `transpose_rhs`, as transformers stores experts; the dtype of `lhs`. Or
+        quantised, with `rhs_scale`: int8 in these shapes, or the words of `pack_mxfp4`, not transposed.
       group_sizes: [S] int32 or int64, rows of each group, summing to M or less.
       transpose_rhs: `rhs` is stored as [G, N, K].
       group_offset: one int32 or int64. `rhs` holds the weights of groups offset to offset+G-1 of the S; the
         rows of all others come out as zeros. None: S == G.
       bias: [G, N], bfloat16 or float32, added to the rows of its group.
+      rhs_scale: what quantised weights are multiplied by. For int8, float32 [G, N], one for each column, or [G, B, N],
+        one for each column of each of B equal parts of K, whose length is a multiple of 128 if there are several. For
+        MXFP4 the exponents of `pack_mxfp4`. Weights are made floats in vector memory, piece by piece; for the gradient
+        XLA makes all of them floats first.
       preferred_element_type: dtype of the result, bfloat16 or float32; that of `lhs` when None. Sums are kept
         in float32.
       activation: "silu", "gelu", "gelu_tanh", "relu" or "relu2"; with a gate, of the gate, and then also
@@ -128,8 +139,8 @@ def ragged_dot(
         that of the odd one after it. None: no gate.
       alpha, limit: of "swiglu_clamped".
 
-    Returns: [M, N], or [M, N/2] with a gate; zeros in rows past the groups. Differentiable in `lhs`, `rhs` and
-      `bias`.
+    Returns: [M, N], or [M, N/2] with a gate; zeros in rows past the groups. Differentiable in `lhs`, `bias`,
+      and floats of `rhs` and `rhs_scale`.
 
     Raises:
       InputError: shapes, dtypes or devices do not fit; on the CPU also negative or too large group sizes. On a
@@ -144,10 +155,16 @@ def ragged_dot(
     _check_rank("rhs", rhs, 3, "[G, N, K]" if transpose_rhs else "[G, K, N]")
     _check_rank("group_sizes", group_sizes, 1, "[S]")
     _check_float("lhs", lhs)
-    _check(rhs.dtype == lhs.dtype, f"lhs is {lhs.dtype} and rhs is {rhs.dtype}; both must be the same")
     _check_index("group_sizes", group_sizes)
     groups = rhs.shape[0]
     k, n = (rhs.shape[2], rhs.shape[1]) if transpose_rhs else (rhs.shape[1], rhs.shape[2])
+    if rhs_scale is None:
+        _check(
+            rhs.dtype == lhs.dtype,
+            f"lhs is {lhs.dtype} and rhs is {rhs.dtype}; both must be the same, or rhs quantised with rhs_scale",
+        )
+    else:
+        k = check_quantised("rhs", rhs, rhs_scale, lhs.shape[1], transposed=transpose_rhs)
     _check(
         k == lhs.shape[1],
         f"lhs has K = {lhs.shape[1]} but rhs, of shape {tuple(rhs.shape)} with transpose_rhs={transpose_rhs}, has "
@@ -188,6 +205,91 @@ def ragged_dot(
     )
     _check(not gating or n % 2 == 0, f"rhs has N = {n} columns; with a gate they must be pairs")
     return lhs.new_empty((lhs.shape[0], n // 2 if gating else n), dtype=out_dtype)
+
+
+def check_quantised(name: str, weights: Tensor, scale: Tensor, k: int, *, transposed: bool) -> int:
+    """Raises InputError unless `scale` fits quantised weights; returns their K, `k` if MXFP4 hides it."""
+    shape, of = tuple(weights.shape), tuple(scale.shape)
+    if weights.dtype == torch.int32:
+        _check(
+            scale.dtype == torch.uint8,
+            f"{name}_scale is {scale.dtype}; int32 {name} is MXFP4, and needs the uint8 exponents of pack_mxfp4",
+        )
+        _check(not transposed, f"{name} is MXFP4, whose words have K before N: they are not transposed")
+        words, exponents = packed_depth(k) // PER_WORD, exponents_of(k)
+        _check(
+            shape[1] == words and of == (shape[0], exponents, shape[2]),
+            f"{name} has shape {shape} and {name}_scale {of}; MXFP4 of K = {k} has [G, {words}, N] words and "
+            f"[G, {exponents}, N] exponents, as pack_mxfp4 makes them",
+        )
+        return k
+    _check(
+        weights.dtype == torch.int8 and scale.dtype == torch.float32,
+        f"{name} is {weights.dtype} and {name}_scale {scale.dtype}; they must be int8 and float32, or for "
+        "MXFP4, from pack_mxfp4, int32 and uint8",
+    )
+    k, n = (shape[2], shape[1]) if transposed else (shape[1], shape[2])
+    parts = of[1] if scale.dim() == 3 else 1
+    _check(
+        of in ((shape[0], n), (shape[0], parts, n)),
+        f"{name}_scale has shape {of}; for {shape[0]} groups of {n} columns it must be {(shape[0], n)}, or "
+        f"({shape[0]}, B, {n}) for B parts of K",
+    )
+    _check(
+        parts == 1 or (parts > 1 and k % (parts * LANES) == 0),
+        f"{name}_scale has {parts} parts for K = {k}; their length must be a multiple of {LANES}",
+    )
+    return k
+
+
+def _check_exponents(blocks: Tensor, scales: Tensor) -> None:
+    if scales.dtype != torch.uint8 or scales.numel() == 0:
+        return  # the declaration refuses it
+    least, most = int(scales.min()), int(scales.max())
+    _check(
+        least >= LEAST_EXPONENT and most <= MOST_EXPONENT,
+        f"scales are within {least}..{most}; a TPU has normal bfloat16 numbers for {LEAST_EXPONENT}..{MOST_EXPONENT}",
+    )
+
+
+@op(kernel=functions.pack_mxfp4, reference=quantised.pack_mxfp4, check_values=_check_exponents)
+def pack_mxfp4(blocks: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Rewrites MXFP4 weights, as checkpoints store them, to the form that the kernels read. Nothing is lost.
+
+    Once, when a model is loaded; the result can be saved like any tensors, for example with safetensors.
+
+    Args:
+      blocks: [G, N, K/32, 16] uint8: along K two E2M1 codes a byte, the first in the low bits, as in gpt-oss's
+        ``gate_up_proj_blocks``.
+      scales: [G, N, K/32] uint8: E8M0, the exponent of each 32 numbers plus 127, within 1..252.
+
+    Returns: words [G, K'/8, N] int32, with K' = K rounded up to 128, and exponents [G, B, N] uint8, with B = K/32
+      rounded up to 32: `rhs` and `rhs_scale` of `ragged_dot`.
+
+    Raises:
+      InputError: shapes or dtypes do not fit; on the CPU also scales that are out of range. On a TPU these are taken
+        as the nearest in it.
+
+    Example:
+      >>> blocks, scales = torch.full((1, 64, 4, 16), 0x22).byte(), torch.full((1, 64, 4), 127).byte()  # all 1.0
+      >>> words, exponents = pack_mxfp4(blocks, scales)
+      >>> ragged_dot(torch.ones(2, 128), words, torch.tensor([1]), rhs_scale=exponents)[:, 0]
+      tensor([128.,   0.])
+    """
+    for name, tensor, rank, axes in (
+        ("blocks", blocks, 4, "[G, N, K/32, 16]"),
+        ("scales", scales, 3, "[G, N, K/32]"),
+    ):
+        _check_rank(name, tensor, rank, axes)
+        _check(tensor.dtype == torch.uint8, f"{name} has dtype {tensor.dtype}; it must be uint8")
+    _check(
+        tuple(blocks.shape) == (*scales.shape, 16),
+        f"blocks has shape {tuple(blocks.shape)}; with scales {tuple(scales.shape)} it must be {(*scales.shape, 16)}",
+    )
+    groups, n, count = scales.shape
+    k = count * BLOCK
+    words = blocks.new_empty((groups, packed_depth(k) // PER_WORD, n), dtype=torch.int32)
+    return words, scales.new_empty((groups, exponents_of(k), n))
 
 
 def _experts_cost(

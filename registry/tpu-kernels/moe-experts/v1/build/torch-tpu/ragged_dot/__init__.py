@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .layers import experts_forward
-from .ops import experts, ragged_dot
+from .ops import experts, pack_mxfp4, ragged_dot
 
-__all__ = ["experts", "experts_forward", "ragged_dot"]
+__all__ = ["experts", "experts_forward", "pack_mxfp4", "ragged_dot"]

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .activations import ACTIVATIONS, gate_with
+from .quantised import dequantise
 
 
 def ragged_dot(
@@ -20,6 +21,7 @@ def ragged_dot(
     group_sizes: jax.Array,
     group_offset: jax.Array | None = None,
     bias: jax.Array | None = None,
+    rhs_scale: jax.Array | None = None,
     *,
     transpose_rhs: bool = False,
     preferred_element_type: Any = None,
@@ -36,16 +38,20 @@ def ragged_dot(
     offset = _first_group(group_offset, group_sizes, rhs)
     row = jnp.arange(lhs.shape[0])[:, None]
 
-    def group(total: jax.Array, item: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        index, weights, *biases = item
+    def group(total: jax.Array, item: tuple[Any, ...]) -> tuple[jax.Array, None]:
+        index, weights, bias, scale = item
         start, end = starts[index + offset], ends[index + offset]
 
         def with_rows(total: jax.Array) -> jax.Array:
             mine = (row >= start) & (row < end)
             rows = jnp.where(mine, lhs, jnp.zeros_like(lhs)).astype(jnp.float32)
-            out = _matmul(rows, weights.T if transpose_rhs else weights)
-            for added in biases:
-                out = out + added.astype(jnp.float32)
+            values = weights
+            if scale is not None:
+                scales = scale if scale.ndim == 2 else scale[None]
+                [values] = dequantise(weights[None], scales[None], k=lhs.shape[1], transposed=transpose_rhs)
+            out = _matmul(rows, values.T if transpose_rhs else values)
+            if bias is not None:
+                out = out + bias.astype(jnp.float32)
             if gating:
                 gate, up = (
                     jnp.split(out, 2, axis=1) if gating == "concatenated" else (out[:, 0::2], out[:, 1::2])
@@ -58,7 +64,7 @@ def ragged_dot(
         return jax.lax.cond(end > start, with_rows, lambda total: total, total), None
 
     zeros = jnp.zeros((lhs.shape[0], columns), jnp.float32)
-    groups = (jnp.arange(rhs.shape[0]), rhs, *([] if bias is None else [bias]))
+    groups = (jnp.arange(rhs.shape[0]), rhs, bias, rhs_scale)
     total, _ = jax.lax.scan(group, zeros, groups)
     return total.astype(out_dtype)
 
