@@ -118,8 +118,9 @@ def test_two_cores_each_make_their_columns_of_a_weight_gradient():
     assert not _races()
 
 
+@pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("gating", ["concatenated", "interleaved"])
-def test_gates_are_free_of_memory_errors(gating):
+def test_gates_are_free_of_memory_errors(gating, cores):
     rng = np.random.default_rng(2)
     lhs, rhs, bias = (
         jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((48, 128), (3, 512, 128), (3, 512))
@@ -137,7 +138,8 @@ def test_gates_are_free_of_memory_errors(gating):
             out_dtype=lhs.dtype,
             epilogue=epilogue,
             config=Config(16, 128, 128, 3, 2, True, False, 1 << 26),
-            interpret=CHECKED,
+            cores=cores,
+            interpret=CHECKED if cores == 1 else TWO_CORES,
         )
     of_row = np.repeat([0, 2], [20, 15])
     product = oracle.ragged_dot(lhs, rhs, sizes, transpose_rhs=True)

@@ -22,6 +22,8 @@ quantised weights, with their scales, and made floats as they are multiplied. A 
 holds all its pieces, so that several chunks share them; else a chunk is a visit.
 
 Few rows (`resident`): all of lhs and of the result stay in vector memory, and chunks are slices of them.
+
+Where a chip has several cores that work together, each makes a part of the columns, from all rows.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .common import RowCopies, advance, aligned, each_part, product, with_height
+from .common import RowCopies, advance, aligned, core_columns, each_part, product, with_height
 from .epilogue import Epilogue
 from .quantised import COLUMNS, PER_WORD, int8_product, is_mxfp4, mxfp4_product, terms_of
 from .tiles import LANES, SUBLANES, Config, heights, round_up, row_tile
@@ -47,11 +49,14 @@ PLAIN = Epilogue()
 class _Pieces:
     """How the weights of a group are cut, and where each piece lies.
 
-    `whole` pieces of `columns` columns of the result, then one of `rest`; each in `parts` parts of K, in order.
+    `whole` pieces of `columns` columns of the result, then one of `rest`; each in `parts` parts of K, in order. The
+    result has `n` columns here, on this core, from `first` on.
     Quantised weights have `scales`, their ring, and for MXFP4 the `terms` that its products use.
     """
 
     k: int
+    n: int
+    first: Any
     weights: Any
     ring: Any
     semaphores: Any
@@ -62,11 +67,6 @@ class _Pieces:
     scale_ring: Any = None
     terms: Any = None
     interpreted: bool = False
-
-    @property
-    def n(self) -> int:
-        """Columns of the result."""
-        return self.epilogue.narrow(self.weights.shape[1 if self.transposed else 2])
 
     @property
     def columns(self) -> int:
@@ -111,8 +111,9 @@ class _Pieces:
             deep = pl.ds(pl.multiple_of(part * self.config.depth, aligned_to), self.config.depth)
         step = 1 if self.transposed else LANES
         copies = []
+        all_columns = self.weights.shape[1 if self.transposed else 2] // self.epilogue.branches
         for branch in range(self.epilogue.branches):
-            first = branch * self.n + index * self.columns * self.epilogue.columns
+            first = branch * all_columns + (self.first + index * self.columns) * self.epilogue.columns
             if not isinstance(first, int):
                 first = pl.multiple_of(first, max(step, row_tile(self.ring.dtype)))
             wide = pl.ds(first, columns * self.epilogue.columns)
@@ -126,7 +127,8 @@ class _Pieces:
     def _scale_copy(self, group: Any, branch: int, index: Any, columns: int, slot: Any) -> Any:
         # The scales of transposed weights have columns on lanes where these have them on sublanes.
         step = LANES if self.transposed else 1
-        first = branch * round_up(self.n, step) + index * self.columns * self.epilogue.columns
+        all_columns = self.scales.shape[2] // self.epilogue.branches
+        first = branch * all_columns + (self.first + index * self.columns) * self.epilogue.columns
         if not isinstance(first, int):
             first = pl.multiple_of(first, LANES)
         size = round_up(columns * self.epilogue.columns, step)
@@ -215,6 +217,7 @@ def _kernel(
     config: Config,
     epilogue: Epilogue,
     transpose_rhs: bool,
+    cores: int,
     quantised: bool,
     interpreted: bool,
 ) -> None:
@@ -222,11 +225,15 @@ def _kernel(
     biases, refs = refs[: epilogue.branches * epilogue.bias], refs[epilogue.branches * epilogue.bias :]
     out, group, first, last, going_out, ring, x, y, carry, sums, ring_flags, x_flags, y_flags, *refs = refs
     scale_ring, terms = (*refs, None, None)[:2]
+    out, biases = core_columns(out, cores), [core_columns(bias, cores) for bias in biases]
     m, k = lhs.shape
     tile = row_tile(lhs.dtype)
     chunk, slots, buffers, resident = config.rows, config.slots, config.buffers, config.resident
+    n = out.shape[1]
     pieces = _Pieces(
         k,
+        n,
+        pl.program_id(0) * n if cores > 1 else 0,
         weights,
         ring,
         ring_flags,
@@ -416,7 +423,9 @@ def _kernel(
     send(aligned(end + tile - 1, tile), jnp.int32(m))
 
 
-@functools.partial(jax.jit, static_argnames=("transpose_rhs", "out_dtype", "epilogue", "config", "interpret"))
+@functools.partial(
+    jax.jit, static_argnames=("transpose_rhs", "out_dtype", "epilogue", "config", "cores", "interpret")
+)
 def gmm(
     lhs: jax.Array,
     rhs: jax.Array,
@@ -429,6 +438,7 @@ def gmm(
     out_dtype: Any,
     config: Config,
     epilogue: Epilogue = PLAIN,
+    cores: int = 1,
     interpret: Any = False,
 ) -> jax.Array:
     """The grouped product, without a gradient of its own: see `functions.ragged_dot`.
@@ -439,12 +449,13 @@ def gmm(
       group_sizes: [S] int32. group_offset: [1] int32, within 0..S-G.
       bias: [G, N], with `epilogue.bias`.
       scale: [G, B, N] f32 of int8 weights, or the exponents of MXFP4. `config.depth` is K then.
+      cores: that make a part of the columns each; these are a multiple of as many lanes.
     Returns: [M, N], or [M, N/2] with a gate, in `out_dtype`.
     """
     m, k = lhs.shape
     groups = rhs.shape[0]
     n = epilogue.narrow(rhs.shape[1 if transpose_rhs else 2])
-    columns = min(config.columns, n)
+    columns = min(config.columns, n // cores)
     wide = columns * epilogue.columns
     visits = groups + (0 if config.by_group else pl.cdiv(m, config.rows))
     mxfp4 = is_mxfp4(rhs)
@@ -476,11 +487,13 @@ def gmm(
             config=config,
             epilogue=epilogue,
             transpose_rhs=transpose_rhs,
+            cores=cores,
             quantised=scale is not None,
             interpreted=interpret is not False,
         ),
         name="ragged_dot",
         out_shape=jax.ShapeDtypeStruct((m, n), out_dtype),
+        grid=(cores,),
         in_specs=[smem, smem, hbm, hbm, *[hbm] * len(scales), *[vmem] * len(biases)],
         out_specs=hbm,
         scratch_shapes=[
@@ -488,8 +501,8 @@ def gmm(
             pltpu.SMEM((config.buffers,), jnp.int32),
             pltpu.VMEM((config.slots, epilogue.branches, *block), rhs.dtype),
             pltpu.VMEM((*rows, k), lhs.dtype),
-            pltpu.VMEM((*rows, n), out_dtype),
-            pltpu.VMEM(unused if config.resident else (row_tile(lhs.dtype), n), out_dtype),
+            pltpu.VMEM((*rows, n // cores), out_dtype),
+            pltpu.VMEM(unused if config.resident else (row_tile(lhs.dtype), n // cores), out_dtype),
             pltpu.VMEM(
                 (epilogue.branches, config.rows, wide) if k > config.depth else (1, *unused), jnp.float32
             ),
@@ -498,7 +511,9 @@ def gmm(
             pltpu.SemaphoreType.DMA((config.buffers,)),
             *held,
         ],
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=config.vmem_bytes),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",), vmem_limit_bytes=config.vmem_bytes
+        ),
         cost_estimate=pl.CostEstimate(
             flops=2 * m * k * n * (epilogue.branches * epilogue.columns),
             bytes_accessed=moved,

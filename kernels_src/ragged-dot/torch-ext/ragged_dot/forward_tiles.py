@@ -55,7 +55,7 @@ class Product:
     """A grouped product, ``[m, k] x [groups, k, n]``, as `forward.gmm` has it: a problem of `tpu_ops.tables`.
 
     Attributes:
-      m, k, n, groups: axes.
+      m, k, n, groups: axes; of n, what a core makes.
       sizes: number of group sizes; `groups` of them have their weights here.
       dtype: of both operands; of the rows where weights are quantised.
       out_dtype: of the result.
@@ -63,6 +63,7 @@ class Product:
       wide: columns of weights for each column of the result: 2 with a gate.
       weights: dtype of quantised weights, "int8" or of MXFP4's words "int32"; else empty.
       scales: numbers that scale a column of quantised weights.
+      cores: that make n columns each.
 
     Example:
       >>> Product(8, 2048, 1536, 128, 128).candidates("v6e")[0].resident
@@ -80,6 +81,7 @@ class Product:
     wide: int = 1
     weights: str = ""
     scales: int = 0
+    cores: int = 1
 
     operation = "forward"
 
@@ -91,7 +93,8 @@ class Product:
     def variant(self) -> dict[str, Any]:
         names = ("dtype", "out_dtype", "transposed", "wide")
         quantised = ("weights", "scales") if self.weights else ()
-        return {name: getattr(self, name) for name in (*names, *quantised)}
+        divided = ("cores",) if self.cores > 1 else ()
+        return {name: getattr(self, name) for name in (*names, *quantised, *divided)}
 
     def candidates(self, tpu: str) -> list[Config]:
         """The configs that fit into the vector memory of `tpu`, likeliest best first.
@@ -144,10 +147,11 @@ class Product:
                 out_dtype=jnp.dtype(self.out_dtype),
                 config=config,
                 epilogue=epilogue,
+                cores=self.cores,
             )
 
         rows = round_up(self.m, SUBLANES if config.resident else self._tile)
-        n = self.n * self.wide
+        n = self.n * self.wide * self.cores
         depth = self.k // PER_WORD if self._mxfp4 else self.k
         weights = (n, depth) if self.transposed else (depth, n)
         arguments = {
@@ -256,7 +260,7 @@ class Product:
         return [*powers_of_two(tallest, self._tile), *more]
 
     def _seconds(self, config: Config, chip: Chip) -> float:
-        """Roughly how long it takes where all groups have about the same rows."""
+        """Roughly how long a core takes where all groups have about the same rows."""
         active = min(self.groups, self._rows_here)
         span = self._rows_here // active + self._tile  # the rows of a group are seldom aligned
         chunks = -(-span // config.rows)

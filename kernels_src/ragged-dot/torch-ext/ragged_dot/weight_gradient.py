@@ -7,8 +7,8 @@ Axis letters as in `forward`, and: P passes. The kernel makes ``out[g] = lhs[row
             rows of other groups in its first and last row tile are zeroed in place
             for each piece of the part's K: product; the last chunk's goes out, rounded, the others' are summed in f32
 
-A group without rows has one chunk without rows, so zeros go out. Where a chip has several cores that work together, each
-makes a part of the columns.
+A group without rows has one chunk without rows, so zeros go out. Where a chip has several cores that work
+together, each makes a part of the columns.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ class WeightProduct:
     """A weight gradient, ``[m, k]`` and ``[m, n]`` to ``[groups, k, n]``: a problem of `tpu_ops.tables`.
 
     Attributes:
-      m, k, n, groups: axes.
+      m, k, n, groups: axes; of n, what a core makes.
       sizes: number of group sizes; `groups` of them have their weights here.
       dtype: of the operands and of the result.
-      cores: that n is divided between.
+      cores: that make n columns each.
     """
 
     m: int
@@ -65,7 +65,7 @@ class WeightProduct:
 
     @property
     def variant(self) -> dict[str, Any]:
-        return {"dtype": self.dtype}
+        return {"dtype": self.dtype, **({"cores": self.cores} if self.cores > 1 else {})}
 
     def candidates(self, tpu: str) -> list[WeightConfig]:
         """The configs that fit into the vector memory of `tpu`, likeliest best first; the smallest if none does."""
@@ -87,7 +87,7 @@ class WeightProduct:
             config.height % self._tile == 0
             and config.rows % config.height == 0
             and config.depth in _divisors(self.k)
-            and config.columns in _divisors(self.n // self.cores)
+            and config.columns in _divisors(self.n)
             and (config.piece == config.depth or (config.piece % LANES == 0 and config.piece < config.depth))
             and config.buffers >= 2
             and not self._is_long(config)
@@ -114,7 +114,7 @@ class WeightProduct:
         rows = round_up(self.m, self._tile)
         arguments = {
             "lhs": jax.ShapeDtypeStruct((rows, self.k), self.dtype),
-            "grad": jax.ShapeDtypeStruct((rows, self.n), self.dtype),
+            "grad": jax.ShapeDtypeStruct((rows, self.n * self.cores), self.dtype),
             "group_sizes": jax.ShapeDtypeStruct((self.sizes,), "int32"),
         }
         if self.sizes > self.groups:
@@ -158,7 +158,7 @@ class WeightProduct:
             tall = range(height, min(MOST_ROWS, most) + 1, height)
             for rows in [most] if most < height else tall:
                 for depth in _divisors(self.k):
-                    for columns in _divisors(self.n // self.cores):
+                    for columns in _divisors(self.n):
                         for piece in _pieces(depth):
                             for buffers in (3, 2):
                                 for stages in sorted({2, -(-depth // piece)}):
@@ -177,7 +177,7 @@ class WeightProduct:
 
     def _seconds(self, config: WeightConfig, chip: Chip) -> float:
         """Roughly how long a core takes where all groups have about the same rows."""
-        groups, k, n, size = self.groups, self.k, self.n // self.cores, self._size
+        groups, k, n, size = self.groups, self.k, self.n, self._size
         m = -(-self.m * groups // self.sizes)
         span = m // groups + self._tile
         chunks = -(-span // config.rows)
