@@ -55,7 +55,9 @@ class Publication:
     report: Report
 
 
-def publish(source: str | Path, to: str, *, dry_run: bool = True, quick: bool = False) -> Publication:
+def publish(
+    source: str | Path, to: str, *, dry_run: bool = True, quick: bool = False, report: Report | None = None
+) -> Publication:
     """Checks, builds and publishes the kernel whose source is in a folder.
 
     Args:
@@ -63,6 +65,7 @@ def publish(source: str | Path, to: str, *, dry_run: bool = True, quick: bool = 
         to: `hub:ORG/NAME`; or a registry, which may be new: a folder, or a URL such as `gs://bucket/kernels`.
         dry_run: Only say what would be done.
         quick: Makes a quick check; the card then has no simulated times.
+        report: What `check` has said of this very source, in place of checking it now.
 
     Raises:
         BuildError, InvalidMetadataError: It cannot be built.
@@ -81,7 +84,11 @@ def publish(source: str | Path, to: str, *, dry_run: bool = True, quick: bool = 
     former = target.published(kernel.repo_id, kernel.metadata.version)
     if former is not None:
         _check_promises(kernel, former)
-    report = check(source, quick=quick)
+    report = report or check(source, quick=quick)
+    if report.id != kernel.metadata.id:
+        raise PublishError(
+            f"the report is of {report.id}, and the source builds {kernel.metadata.id}: check the source as it is now"
+        )
     if not report.ok:
         failed = [outcome for outcome in report.outcomes if outcome.status == "failed"]
         first = next(each for outcome in failed for each in outcome.findings if each.level == "error")

@@ -13,7 +13,7 @@ from ...analysis.workload import kernel_cases, parse_workload
 from ...errors import AnalysisError
 from ..examples import Example, declared
 from .report import Figure, Finding
-from .subject import NotRun, Subject
+from .subject import NotRun, Subject, describe
 
 # A kernel that is told workloads, and not sizes of its own, is compiled for this one.
 _WORKLOAD = "qwen3-30b-a3b:decode:64"
@@ -57,6 +57,9 @@ def check_speed(subject: Subject) -> Iterator[Finding]:
                 [profile] = simulate_many([job], workers=1)
             except AnalysisError as error:
                 yield Finding("note", f"{name} on {generation} is not simulated: {error}")
+                continue
+            except Exception as error:  # noqa: BLE001  a fault of the simulator, and none of the kernel
+                yield Finding("warning", f"{name} on {generation}: the simulator broke: {describe(error)}")
                 continue
             ran = True
             roofline = profile.roofline

@@ -73,10 +73,12 @@ class Report:
     Attributes:
         kernel: The kernel's name, or the folder's where that cannot be read.
         outcomes: Of each check, in order.
+        id: Of the build that was checked; None where it cannot be built.
     """
 
     kernel: str
     outcomes: Sequence[Outcome]
+    id: str | None = None
 
     @property
     def ok(self) -> bool:

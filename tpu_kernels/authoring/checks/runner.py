@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ...errors import BuildError, TpuKernelsError
-from ..builder import build
-from ..project import CONFIG_FILE, read_project
+from ..builder import assemble, build
+from ..project import CONFIG_FILE
 from .report import Finding, Outcome, Report
 from .subject import Subject
 from .table import CHECKS, Check
@@ -52,20 +52,23 @@ def check(
     if unknown := sorted(set(only) - set(names)):
         raise BuildError(f"there is no check {unknown[0]!r}; there are {', '.join(names)}")
     chosen = [each for each in CHECKS if each.name in only or (not only and (each.quick or not quick))]
+    kernel, kernel_id = _identity(source)
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="tpu-kernels-check-") as folder:
         subject = Subject(source, Path(folder, source.name), quick)
         for outcome in _outcomes(subject, chosen):
             outcomes.append(outcome)
             on_outcome(outcome)
-    return Report(_name(source), outcomes)
+    return Report(kernel, outcomes, kernel_id)
 
 
-def _name(source: Path) -> str:
+def _identity(source: Path) -> tuple[str, str | None]:
+    """The kernel's name and id, as far as they can be told."""
     try:
-        return read_project(source).config.general.name
+        metadata = assemble(source).metadata
     except TpuKernelsError:
-        return source.name
+        return source.name, None
+    return metadata.name, metadata.id
 
 
 def _outcomes(subject: Subject, checks: Sequence[Check]) -> Iterator[Outcome]:
