@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal
 
 Values = Literal["normal", "zeros", "large"]
 _LARGE = 8.0
+# Drawn integers are of about this size: those of quantised weights.
+_INTEGERS, _INTEGER_DTYPES = 30.0, ("int8", "int4")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,19 +98,33 @@ class Example:
             return False
         return True
 
-    def expected(self) -> list[Any]:
-        """The reference's results on the arrays as float64, in numpy."""
+    @functools.cached_property
+    def precision(self) -> str:
+        """What the reference computes in when it is given float64: that, or float32 where it converts to it."""
         import jax
 
-        with jax.enable_x64(True):
-            return _leaves(self.reference()(self.wide()))
+        try:
+            with jax.enable_x64(True):
+                program = str(jax.make_jaxpr(self.reference())(self.wide("float64")))
+        except TypeError:  # float64 and its own float32 do not go together in it
+            return "float32"
+        return "float32" if "f32[" in program else "float64"
 
-    def wide(self) -> dict[str, Any]:
-        """The arrays, floats as float64; only with JAX's 64 bits enabled."""
-        import jax.numpy as jnp
+    def expected(self) -> list[Any]:
+        """The reference's results, in numpy as float64: computed in that where the reference does."""
+        return _leaves(self.widely(lambda arrays: self.reference()(arrays)))
 
+    def widely(self, run: Callable[[dict[str, Any]], Any]) -> Any:
+        """What `run` makes of the arrays with floats as wide as the reference computes."""
+        import jax
+
+        with jax.enable_x64(self.precision == "float64"):
+            return run(self.wide(self.precision))
+
+    def wide(self, dtype: str) -> dict[str, Any]:
+        """The arrays, with floats of that dtype."""
         return {
-            name: array if array.dtype.kind in "iub" else jnp.asarray(array, jnp.float64)
+            name: array if array.dtype.kind in "iub" else array.astype(dtype)
             for name, array in self.arrays.items()
         }
 
@@ -148,7 +164,7 @@ def declared(module: ModuleType, function: str = "examples") -> list[Example]:
     ]
 
 
-def edges(example: Example, dtypes: tuple[str, ...]) -> Iterator[Example]:
+def edges(example: Example, dtypes: Sequence[str]) -> Iterator[Example]:
     """Calls at the edges of what an example's op takes.
 
     Each size of the example in turn becomes 0, 1, and one more; each declared dtype takes the place of the example's;

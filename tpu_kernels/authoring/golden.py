@@ -51,8 +51,8 @@ class Vector:
 def write_golden(source: str | Path) -> Path:
     """Makes the golden vectors of the kernel whose source is in a folder, and writes them into its package.
 
-    The results are the reference's on float64, so they are as good as the reference is: one that converts to float32
-    gives float32. The same examples give the same bytes.
+    The results are the reference's on float64, or on float32 where it converts to that; the header says which. The same
+    examples give the same bytes.
 
     Raises:
         InvalidMetadataError, BuildError: It cannot be built, or declares no examples.
@@ -94,6 +94,7 @@ def make_golden(module: ModuleType) -> bytes:
             "op": example.op.__name__,
             "static": dict(example.static),
             "tolerance": tolerance_of(example.dtype()),
+            "precision": example.precision,
         }
     return bytes(save(tensors, {_HEADER: json.dumps(header, sort_keys=True)}))
 

@@ -48,8 +48,7 @@ def _wrong(example: Example, generation: str) -> dict[str, str]:
 
     with parse_target(generation).mesh():
         found = gradients(example.kernel(generation, True), example.arrays)
-    with jax.enable_x64(True):
-        wanted = gradients(example.reference(), example.wide())
+    wanted = example.widely(lambda arrays: gradients(example.reference(), arrays))
     wrong = {}
     for name, actual, expected in zip(names, found, wanted, strict=True):
         difference = compare([actual], [expected], 2 * tolerance_of(example.dtype()))

@@ -27,6 +27,12 @@ def check_numerics(subject: Subject) -> Iterator[Finding]:
                 message = f"{example.name}: kernel and reference disagree: {difference.wrong}"
                 findings.append(subject.error(message, example.op.jax_fn))
     yield from findings
+    for name in dict.fromkeys(each.op.__name__ for each in subject.examples if each.precision != "float64"):
+        yield Finding(
+            "note",
+            f"the reference of {name} converts to float32, and is no more exact than that; there, use "
+            "jnp.promote_types(x.dtype, jnp.float32)",
+        )
     errors = ", ".join(f"{key} {error:.1g}" for key, error in worst.items())
     yield Finding("note", f"{tried} calls; largest relative errors: {errors or 'none'} (emulated)")
 
