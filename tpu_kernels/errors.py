@@ -64,6 +64,10 @@ class BuildError(TpuKernelsError):
     """A kernel could not be built from its source."""
 
 
+class PublishError(TpuKernelsError):
+    """A kernel may not be published as it is, or could not be. What was published before still is."""
+
+
 class EmulationError(TpuKernelsError, RuntimeError):
     """The emulated device could not be set up in this process."""
 

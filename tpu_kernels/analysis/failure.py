@@ -16,6 +16,9 @@ _OVER_LIMIT = re.compile(
     rf"Ran out of memory in memory space (\w+) .*?Scoped allocation with size {_SIZE} and limit {_SIZE} ",
     re.DOTALL,
 )
+_OVER_MEMORY = re.compile(
+    r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)[^\n]*?space=(\w+)[^\n]*:: ([\w.-]+)"
+)
 _OVER_HBM = re.compile(rf"memory required for .*?\({_SIZE}\) exceeds available HBM \({_SIZE}\)")
 _ALLOCATION = re.compile(r"^  \d+\. Size: .*?(?=^ +=====|\Z)", re.DOTALL | re.MULTILINE)
 _KERNEL = re.compile(r'%?([\w.-]+) = [^\n]*?custom-call\([^\n]*?custom_call_target="tpu_custom_call"')
@@ -86,6 +89,8 @@ def read_error(text: str) -> Failure:
             return _out_of_memory(
                 text, kernel, memory[0] if memory else "hbm", parse_bytes(asked), parse_bytes(allowed)
             )
+    if match := _OVER_MEMORY.search(text):
+        return _out_of_memory(text, _without_number(match[4]), match[3], int(match[1]), int(match[2]))
     message = _TRAILER.sub("", text)
     if mosaic := _MOSAIC.search(message):
         kernel = _without_number(mosaic["kernel"]) if mosaic["kernel"] else kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,8 @@ def build(source: str | Path, out: str | Path) -> BuiltKernel:
     return kernel
 
 
-def assemble(source: Path) -> BuiltKernel:
-    """Builds the kernel source in `source`, in memory."""
+def assemble(source: Path, provenance: Mapping[str, Any] | None = None) -> BuiltKernel:
+    """Builds the kernel source in `source`, in memory; `provenance` is put into its metadata, and changes no id."""
     project = read_project(source)
     config = project.config
     _check_layers(source, project.package)
@@ -68,7 +69,7 @@ def assemble(source: Path) -> BuiltKernel:
         included = _included(source, name)
         _add(contents, source, included.config.general.python_name, included.package)
     _add(contents, source, config.general.python_name, {"__init__.py": _COMPAT_MODULE.read_bytes()})
-    metadata = _metadata(config, contents)
+    metadata = _metadata(config, contents, provenance)
     files = {f"build/{VARIANT}/{path}": content for path, content in contents.items()}
     files[f"build/{VARIANT}/{METADATA_FILE}"] = metadata
     files[CARD_FILE] = project.card
@@ -108,7 +109,7 @@ def _included(source: Path, name: str) -> Project:
     return project
 
 
-def _metadata(config: Config, contents: dict[str, bytes]) -> bytes:
+def _metadata(config: Config, contents: dict[str, bytes], provenance: Mapping[str, Any] | None) -> bytes:
     data: dict[str, Any] = {
         "name": config.general.name,
         "version": config.general.version,
@@ -126,7 +127,8 @@ def _metadata(config: Config, contents: dict[str, bytes]) -> bytes:
     # The id is the module's name and its ops' namespace: taken from all of the content, two builds that
     # differ never share one.
     content_id = hashlib.sha256(dump_json(data)).hexdigest()[:12]
-    return dump_json({**data, "id": f"_{config.general.python_name}_tpu_{content_id}"})
+    data["id"] = f"_{config.general.python_name}_tpu_{content_id}"
+    return dump_json(data | ({"provenance": dict(provenance)} if provenance else {}))
 
 
 def _check_replaceable(out: Path) -> None:

@@ -38,7 +38,7 @@ def build_registry(sources: str | Path, registry: str | Path) -> list[BuiltKerne
     if not is_new and not (registry / INDEX_FILE).is_file():
         raise BuildError(f"{registry} is no registry, and building would replace it; give a new folder")
     kernels = _build_all(Path(sources))
-    replace_folder(registry, _registry_files(kernels, registry), BuildError)
+    replace_folder(registry, registry_files(kernels, registry), BuildError)
     return kernels
 
 
@@ -51,7 +51,7 @@ def stale(sources: str | Path, registry: str | Path) -> list[str]:
         ['changed: tpu-kernels/ragged-dot/v1/build/torch-tpu/metadata.json']
     """
     registry = Path(registry)
-    expected = _registry_files(_build_all(Path(sources)), registry)
+    expected = registry_files(_build_all(Path(sources)), registry)
     listed = list_files(registry, BuildError) if registry.is_dir() else {}
     found = {path: file.read_bytes() for path, file in listed.items()}
     differences = []
@@ -76,13 +76,14 @@ def _build_all(sources: Path) -> list[BuiltKernel]:
     return kernels
 
 
-def _registry_files(kernels: list[BuiltKernel], registry: Path) -> dict[str, bytes]:
+def registry_files(kernels: list[BuiltKernel], released: Path | None = None) -> dict[str, bytes]:
+    """The files of a registry of `kernels`, with their versions that another registry has `released`."""
     files: dict[str, bytes] = {}
     index: dict[str, dict[str, Any]] = {"aliases": {}, "kernels": {}}
     for kernel in kernels:
         index["aliases"].update(dict.fromkeys(kernel.aliases, kernel.repo_id))
         entries = index["kernels"][kernel.repo_id] = {}
-        for build in (*_released(kernel, registry), kernel):
+        for build in (*_released(kernel, released), kernel):
             path = f"{build.repo_id}/v{build.metadata.version}"
             files.update({f"{path}/{relative}": content for relative, content in build.files.items()})
             sha256 = hashlib.sha256(build.metadata_file).hexdigest()
@@ -91,9 +92,9 @@ def _registry_files(kernels: list[BuiltKernel], registry: Path) -> dict[str, byt
     return files
 
 
-def _released(kernel: BuiltKernel, registry: Path) -> list[BuiltKernel]:
+def _released(kernel: BuiltKernel, registry: Path | None) -> list[BuiltKernel]:
     """The versions of `kernel` in `registry` before the current one."""
-    if not (registry / INDEX_FILE).is_file():
+    if registry is None or not (registry / INDEX_FILE).is_file():
         return []
     source = RegistrySource(registry)
     released = []

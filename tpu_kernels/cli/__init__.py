@@ -13,6 +13,7 @@ from ..errors import TpuKernelsError
 from ..log import get_logger
 from . import bench, cache
 from .build import build
+from .check import check
 from .compile import compile
 from .dashboard import dashboard
 from .doctor import doctor
@@ -20,14 +21,19 @@ from .download import download
 from .emulate import CONTEXT_SETTINGS as EMULATE_SETTINGS
 from .emulate import emulate
 from .explain import explain
+from .golden import golden
 from .info import info
+from .init import init
 from .list import list_
 from .lock import lock
 from .mirror import mirror
+from .publish import publish
+from .selftest import selftest
 from .simulate import simulate
 from .tune import tune
 from .verify import verify
 from .versions import versions
+from .yank import yank
 
 app = typer.Typer(
     name="tpu-kernels",
@@ -41,21 +47,29 @@ app = typer.Typer(
 _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Start here": {"doctor": doctor},
     "Find kernels": {"list": list_, "info": info, "versions": versions, "explain": explain},
-    "Get and keep kernels": {"download": download, "verify": verify, "lock": lock, "mirror": mirror},
-    "Make and measure kernels": {
-        "build": build,
-        "compile": compile,
-        "simulate": simulate,
-        "tune": tune,
-        "dashboard": dashboard,
+    "Get and keep kernels": {
+        "download": download,
+        "verify": verify,
+        "selftest": selftest,
+        "lock": lock,
+        "mirror": mirror,
     },
+    "Make and publish kernels": {
+        "init": init,
+        "check": check,
+        "golden": golden,
+        "build": build,
+        "publish": publish,
+        "yank": yank,
+    },
+    "Measure kernels": {"compile": compile, "simulate": simulate, "tune": tune, "dashboard": dashboard},
 }
 for panel, commands in _PANELS.items():
     for name, command in commands.items():
         app.command(name, rich_help_panel=panel)(command)
 app.add_typer(cache.app, name="cache", rich_help_panel="Get and keep kernels")
-app.command("emulate", context_settings=EMULATE_SETTINGS, rich_help_panel="Make and measure kernels")(emulate)
-app.add_typer(bench.app, name="bench", rich_help_panel="Make and measure kernels")
+app.command("emulate", context_settings=EMULATE_SETTINGS, rich_help_panel="Measure kernels")(emulate)
+app.add_typer(bench.app, name="bench", rich_help_panel="Measure kernels")
 
 
 def _print_version(wanted: bool) -> None:

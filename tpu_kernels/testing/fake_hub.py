@@ -5,8 +5,8 @@ It serves a folder in the layout of a registry, a branch a folder::
     <root>/<org>/<name>/v1/build/torch-tpu/metadata.json
 
 so that the shipped registry is such a folder. It speaks the part of the Hub's protocol that loading takes
-(refs, revisions, trees, files by `HEAD`, `GET` and range, publishers), keeps a log of requests, and breaks
-where a test tells it to. It sends nothing to any other machine.
+(refs, revisions, trees, files by `HEAD`, `GET` and range, publishers) and that publishing takes (`uploads`), keeps a
+log of requests, and breaks where a test tells it to. It sends nothing to any other machine.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from . import uploads
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -88,6 +90,7 @@ class FakeHub:
         self._requests: list[Request] = []
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._closing = threading.Event()
         self._server = _Server(self)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -292,14 +295,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._serve()
 
+    def do_POST(self) -> None:
+        self._serve()
+
+    def do_DELETE(self) -> None:
+        self._serve()
+
     def _serve(self) -> None:
         hub = self.server.hub
         url = urllib.parse.urlsplit(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         fault = hub._take_fault(self.command, url.path) or Fault("")
         if fault.status is not None:
             answer = _Answer(fault.status, fault.body, fault.headers)
         elif hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
             answer = _error(401, "RepoNotFound")
+        elif self.command in ("POST", "DELETE"):
+            answer = self._written(url.path, body)
         else:
             answer = self._part(hub._answer(url.path, urllib.parse.parse_qs(url.query)))
         if url.path != _UNLOGGED:
@@ -307,6 +319,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault.delay:
             hub._closing.wait(fault.delay)
         self._send(answer, cut=fault.cut)
+
+    def _written(self, path: str, body: bytes) -> _Answer:
+        if not self.headers.get("Authorization"):
+            return _error(401, "")
+        with self.server.hub._writing:
+            return _Answer(*uploads.answer(self.server.hub, self.command, path, body))
 
     def _part(self, answer: _Answer) -> _Answer:
         """What a `Range: bytes=N-` asks for, which is how an interrupted download goes on."""
@@ -320,7 +338,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return _Answer(206, answer.body[start:], headers)
 
     def _send(self, answer: _Answer, *, cut: bool) -> None:
-        body = answer.body if self.command == "GET" else b""
+        body = b"" if self.command == "HEAD" else answer.body
         self.close_connection = self.close_connection or cut
         if cut and not body:
             return

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import CopyError
+from ...errors import CopyError, KernelNotFoundError
 from ..layout import METADATA_FILE, dump_json
 from ..metadata import Index, parse_json, parse_object
 from ..sources import INDEX_FILE
@@ -77,6 +77,25 @@ def publish(storage: Storage, additions: Additions) -> None:
             return
         storage.write(INDEX_FILE, merged)
     raise CopyError(f"others keep changing the index of {storage.url}; run the command again later")
+
+
+def withdraw(storage: Storage, repo_id: str, version: int) -> None:
+    """Takes a version out of the index. Its files stay, for those who have its address.
+
+    Raises:
+        KernelNotFoundError: It is not in it.
+        CopyError: The index cannot be written.
+    """
+    content = storage.read(INDEX_FILE)
+    index: dict[str, Any] = json.loads(content) if content is not None else {}
+    if str(version) not in read_index(storage).kernels.get(repo_id, {}):
+        raise KernelNotFoundError(f"{storage.url} has no {repo_id} v{version}")
+    versions = index["kernels"][repo_id]
+    del versions[str(version)]
+    if not versions:
+        del index["kernels"][repo_id]
+        index["aliases"] = {name: to for name, to in index.get("aliases", {}).items() if to != repo_id}
+    storage.write(INDEX_FILE, dump_json(index))
 
 
 def _merge(content: bytes | None, additions: Additions, origin: str) -> bytes:

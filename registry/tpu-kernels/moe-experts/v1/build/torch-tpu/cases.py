@@ -105,3 +105,37 @@ def calls(workload: Any) -> list[Call]:
         return []
     form = {"activation": workload.activation, "transposed": workload.transposed}
     return [Call("fused_experts", "", arguments, form)]
+
+
+def examples() -> list[Call]:
+    """Small calls, whose results `tpu-kernels check` compares with the reference."""
+
+    def layer(part: str, dtype: str, index: list[list[int]], case: Case) -> Call:
+        experts, hidden, inner = case.experts, case.hidden, case.intermediate
+        into, back = (case.rows, hidden), (hidden, inner)
+        if case.form.get("transposed"):
+            into, back = into[::-1], back[::-1]
+        arguments: dict[str, Any] = {
+            "hidden_states": ((len(index), hidden), dtype),
+            "top_k_index": index,
+            "top_k_weights": ((len(index), len(index[0])), "float32"),
+            "gate_up_proj": ((experts, *into), dtype),
+            "down_proj": ((experts, *back), dtype),
+        }
+        if dtype == "int8":
+            arguments["hidden_states"] = ((len(index), hidden), "bfloat16")
+            arguments["gate_up_scale"] = ((experts, case.rows), "float32")
+            arguments["down_scale"] = ((experts, hidden), "float32")
+        if case.biased:
+            arguments["gate_up_bias"] = ((experts, case.rows), dtype)
+            arguments["down_bias"] = ((experts, hidden), dtype)
+        return Call("fused_experts", part, arguments, case.form)
+
+    plain = {"gated": False, "activation": "relu2"}
+    return [
+        layer("gated", "float32", [[0, 3], [2, 1], [3, 0], [0, 2], [1, 2]], Case("", 2, 4, 4, 128, 256)),
+        # 7 is another rank's expert.
+        layer("plain", "bfloat16", [[1, 7], [7, 2], [2, 0]], Case("", 2, 6, 8, 256, 128, plain)),
+        layer("gpt-oss", "bfloat16", [[0], [4], [1], [4]], Case("", 1, 5, 5, 128, 256, GPT_OSS, biased=True)),
+        layer("int8", "int8", [[3, 0], [1, 3]], Case("", 2, 4, 4, 256, 128)),
+    ]

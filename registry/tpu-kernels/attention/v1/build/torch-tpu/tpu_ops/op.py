@@ -36,6 +36,7 @@ class Op:
       jax_fn: the pure JAX function, with its keywords (``interpret``, ``tpu``, ``config``).
       reference: the same in plain jax.numpy.
       cost: from the op's arguments to a `Cost`, or None.
+      differentiable: names of the tensors that have gradients.
       cases: the kernel's named cases of this op.
       paths: how many programs were made for each path: "kernel" (a TPU), "interpreted" and "reference" (the
         emulated device), "cpu".
@@ -59,6 +60,7 @@ class Op:
         self.jax_fn = kernel
         self.reference = reference
         self.cost = cost
+        self.differentiable = tuple(differentiable)
         self.cases = tuple(cases)
         self.paths: Counter[str] = Counter()
         definition = Definition(

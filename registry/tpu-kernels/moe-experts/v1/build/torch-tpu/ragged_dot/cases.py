@@ -104,3 +104,29 @@ def _experts(workload: Any) -> list[Call]:
     }
     static = {"activation": workload.activation, "transposed": workload.transposed}
     return [Call("experts", "layer", arguments, static)]
+
+
+def examples() -> list[Call]:
+    """Small calls, whose results `tpu-kernels check` compares with the reference."""
+
+    def product(part: str, dtype: str, rows: int, k: int, n: int, sizes: list[int], **static: Any) -> Call:
+        weights = (len(sizes), *((n, k) if static.get("transpose_rhs") else (k, n)))
+        arguments = {"lhs": ((rows, k), dtype), "rhs": (weights, dtype), "group_sizes": sizes}
+        if static.pop("biased", False):
+            arguments["bias"] = ((len(sizes), n), dtype)
+        return Call("ragged_dot", part, arguments, static)
+
+    layer = {
+        "hidden_states": ((5, 96), "bfloat16"),
+        "top_k_index": [[0, 3], [2, 1], [3, 0], [6, 1], [1, 2]],  # 6 is another rank's expert
+        "top_k_weights": ((5, 2), "float32"),
+        "gate_up_proj": ((4, 256, 96), "bfloat16"),
+        "down_proj": ((4, 96, 128), "bfloat16"),
+    }
+    gate = {"transpose_rhs": True, "biased": True, "activation": "silu", "gating": "interleaved"}
+    return [
+        product("sorted", "float32", 24, 100, 72, [5, 0, 12, 3]),
+        product("transposed", "bfloat16", 40, 128, 192, [17, 0, 20], transpose_rhs=True),
+        product("gated", "float32", 24, 64, 256, [9, 11], **gate),
+        Call("experts", "layer", layer, {"activation": "gelu_tanh"}),
+    ]
