@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,12 @@ from tpu_kernels.cli import app
 
 from .conftest import CARDS, PAGES, ROOT, Block, blocks, name
 
-RUNNING = [page for page in PAGES if any(block.language == "python" and block.runs for block in blocks(page))]
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+RUNNING = [
+    page
+    for page in PAGES
+    if page != TUTORIAL and any(block.language == "python" and block.runs for block in blocks(page))
+]
 
 
 def run(page: Path) -> None:
@@ -34,6 +42,22 @@ def test_python_of_a_page(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     run(page)
 
 
+@pytest.mark.slow
+def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a reader does it: commands and Python in their order, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path(sys.executable).parent
+    environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    for block in blocks(TUTORIAL):
+        if block.language == "python":
+            subprocess.run([sys.executable, "-c", block.text], env=environment, check=True)
+        for line in block.text.splitlines() if block.language == "console" else ():
+            assert line.startswith("$ ")
+            expected = 1 if line.endswith("# exit status 1") else 0
+            done = subprocess.run(line[2:], shell=True, env=environment, capture_output=True, text=True)
+            assert done.returncode == expected, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
 @pytest.mark.device
 @pytest.mark.parametrize("page", CARDS, ids=name)
 def test_python_of_a_card(page: Path, device: str) -> None:
@@ -42,7 +66,7 @@ def test_python_of_a_card(page: Path, device: str) -> None:
     run(page)
 
 
-_COMMAND = re.compile(r"\s*(\w+=\S+ +)*tpu-kernels +(?P<words>.*)")
+_COMMAND = re.compile(r"\s*(?:\$ )?(\w+=\S+ +)*tpu-kernels +(?P<words>.*)")
 
 
 def command_lines(block: Block) -> list[str]:
