@@ -8,7 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from .shapes import LANES, Config, Shape, round_up
+from .ragged_dot.quantised import PER_WORD, exponents_of, terms_of
+from .ragged_dot.tiles import LANES, round_up
+from .shapes import BLOCK, Config, Shape
 
 F32 = jnp.float32
 # Of the copies that are no pieces of weights: those made whole at the start, then these two.
@@ -19,7 +21,8 @@ ACTIVATION_BLOCK = 256
 
 def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
     """The kernel's scratch shapes by name."""
-    tokens, hidden, inner = shape.tokens, shape.hidden, shape.intermediate
+    tokens, hidden = shape.tokens, shape.hidden
+    x_width, h_width = shape.contraction(hidden), shape.contraction(shape.intermediate)
     columns, rows = config.columns(tokens), config.rows
     wide, tiles = (rows, columns // rows) if rows else (columns, 1)
     experts = round_up(shape.experts, LANES)
@@ -32,7 +35,7 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
         "x": vmem((tokens, hidden), shape.dtype),
         "inner": vmem((tiles, wide, shape.gate_up_columns), F32),
         "pairs": vmem((2 * ACTIVATION_BLOCK, min(wide, LANES)), F32),
-        "h": vmem((tiles, wide, inner), shape.dtype),
+        "h": vmem((tiles, wide, h_width), shape.dtype),
         "sums": vmem((columns, hidden), F32),
         "result": vmem((tokens, hidden), shape.dtype),
         "coefficients_by_expert": vmem((experts, columns), F32),
@@ -47,23 +50,28 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
         (
             "gate_up",
             shape.gate_up_columns,
-            hidden,
+            x_width,
             shape.gate_up_contraction_first,
             config.gate_up_piece,
             config.gate_up_slots,
         ),
-        ("down", hidden, inner, shape.down_contraction_first, config.down_piece, config.down_slots),
+        ("down", hidden, h_width, shape.down_contraction_first, config.down_piece, config.down_slots),
     ):
         whole, rest = divmod(length, piece)
         parts = [(name, piece, slots)]
         if rest:
             parts.append((f"{name}_rest", rest, max(1, slots // whole)))
+        rows_of_weights = contraction // PER_WORD if shape.mxfp4 else contraction
         for part, size, count in parts:
-            one = (contraction, size) if contraction_first else (size, contraction)
+            one = (rows_of_weights, size) if contraction_first else (size, rows_of_weights)
+            if shape.mxfp4:
+                buffers[f"{part}_exponents"] = vmem((count, exponents_of(contraction), size), jnp.uint8)
             buffers[f"{part}_slots"] = vmem((count, *one), shape.weight_dtype)
             buffers[f"{part}_arrived"] = dma((count,))
-    if columns != tokens:
-        buffers["x_padded"] = vmem((columns, hidden), shape.dtype)
+    if (columns, x_width) != (tokens, hidden):
+        buffers["x_padded"] = vmem((columns, x_width), shape.dtype)
+    if shape.mxfp4:
+        buffers["terms"] = terms_of(exponents_of(max(x_width, h_width)), BLOCK)
     for name in shape.vectors:
         length = shape.gate_up_columns if name.startswith("gate_up") else hidden
         buffers[name] = vmem((shape.experts, length), F32 if name.endswith("scale") else shape.dtype)
@@ -74,7 +82,7 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
             "ranks": vmem((experts, columns), F32),
             "not_finite": vmem((columns, LANES), F32),
             "places": vmem((tiles, columns, 2 * rows), jnp.bfloat16),
-            "gathered": vmem((tiles, rows, hidden), shape.dtype),
+            "gathered": vmem((tiles, rows, x_width), shape.dtype),
             "tile_coefficients": vmem((tiles, rows, LANES), F32),
         }
     return buffers

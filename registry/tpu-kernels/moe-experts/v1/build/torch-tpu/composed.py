@@ -29,14 +29,9 @@ def composed_experts(
 ) -> jax.Array:
     """The experts of a layer: see `functions.fused_experts`."""
     count, hidden = gate_up_proj.shape[0], hidden_states.shape[1]
-    if gate_up_scale is not None and down_scale is not None:
-        gate_up_proj, down_proj = (
-            (weight * (scale[:, None, :] if transposed else scale[:, :, None])).astype(hidden_states.dtype)
-            for weight, scale in ((gate_up_proj, gate_up_scale), (down_proj, down_scale))
-        )
     # Other ranks' experts sort last and are in no group.
     top_k_index = jnp.where(top_k_index < 0, count, top_k_index)
-    if gate_up_bias is None and gate == Gate(gate.activation):
+    if gate_up_bias is None and gate_up_scale is None and gate == Gate(gate.activation):
         return ragged.experts(
             hidden_states,
             top_k_index,
@@ -55,13 +50,16 @@ def composed_experts(
     group_sizes = jnp.sum(expert[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32)
     here = (expert[order] < count)[:, None]
 
-    def linear(rows: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
+    def linear(
+        rows: jax.Array, weight: jax.Array, bias: jax.Array | None, scale: jax.Array | None
+    ) -> jax.Array:
         return ragged.ragged_dot(
             rows,
             weight,
             group_sizes,
             None,
             bias,
+            scale,
             transpose_rhs=not transposed,
             preferred_element_type=jnp.float32,
             tpu=tpu,
@@ -69,8 +67,8 @@ def composed_experts(
         )
 
     rows = ragged.permute(jnp.repeat(hidden_states, choices, axis=0), order, inverse)
-    inner = gate.apply(linear(rows, gate_up_proj, gate_up_bias)).astype(hidden_states.dtype)
+    inner = gate.apply(linear(rows, gate_up_proj, gate_up_bias, gate_up_scale)).astype(hidden_states.dtype)
     # A gate may turn the zeros of a row that is not here into anything.
-    out = ragged.permute(jnp.where(here, linear(inner, down_proj, down_bias), 0), inverse, order)
+    out = ragged.permute(jnp.where(here, linear(inner, down_proj, down_bias, down_scale), 0), inverse, order)
     weighted = out.reshape(tokens, choices, hidden) * top_k_weights[..., None].astype(jnp.float32)
     return weighted.sum(axis=1).astype(hidden_states.dtype)

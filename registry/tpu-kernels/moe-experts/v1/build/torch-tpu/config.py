@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from .buffers import buffers_of, vmem_bytes
-from .shapes import LANES, Config, Shape, round_up
+from .ragged_dot.tiles import LANES, round_up
+from .shapes import BLOCK, Config, Shape
 
 MIB = 1024 * 1024
 
@@ -42,9 +44,9 @@ def choose(shape: Shape, tpu: str) -> Config | None:
       >>> choose(shape, "v6e").gate_up_piece
       768
     """
-    # Narrower weights hide fewer products.
-    narrower = jnp.dtype(shape.dtype).itemsize // jnp.dtype(shape.weight_dtype).itemsize
-    gathers = shape.tokens > DENSE_TOKENS[tpu] // max(1, narrower)
+    # Narrower weights hide fewer products; making floats of MXFP4 takes as long as reading twice its bytes.
+    narrower = min(2, int(8 * jnp.dtype(shape.dtype).itemsize / shape.weight_bits))
+    gathers = shape.tokens > DENSE_TOKENS[tpu] // narrower
     # Tokens in f32 are not gathered: a product with a one-hot matrix would cost several passes.
     if shape.tokens > MOST_TOKENS[tpu] or (gathers and shape.dtype != jnp.bfloat16):
         return None
@@ -54,25 +56,31 @@ def choose(shape: Shape, tpu: str) -> Config | None:
     limit = int(VMEM_BYTES[tpu] * VMEM_SHARE)
     rows = (FEW_ROWS if shape.tokens <= FEW_TOKENS else ROWS) if gathers else 0
     for config in _candidates(shape, tpu, rows, limit):
-        taken = vmem_bytes(buffers_of(shape, config))
+        taken = vmem_bytes(buffers_of(shape, config)) + _floats_bytes(shape)
         if taken * (1 + COMPILER_SHARE) + COMPILER_BYTES <= limit:
             return config
     return None
 
 
+def _floats_bytes(shape: Shape) -> int:
+    """What the compiler keeps of MXFP4 weights that were made floats."""
+    return shape.mxfp4 * shape.contraction(max(shape.hidden, shape.intermediate)) * BLOCK * 2
+
+
 def _candidates(shape: Shape, tpu: str, rows: int, limit: int) -> Iterator[Config]:
     """Configs from the wanted one to ever less vector memory: fewer pieces ahead, then smaller ones."""
-    size = jnp.dtype(shape.weight_dtype).itemsize
-    gate_up_row, down_row = shape.hidden * size, shape.intermediate * size
+    gate_up_row, down_row = (int(k * shape.weight_bits / 8) for k in (shape.hidden, shape.intermediate))
     an_expert = shape.gate_up_columns * gate_up_row + shape.hidden * down_row
     ahead = min(pl.cdiv(int(SECONDS_AHEAD * BANDWIDTH[tpu]), an_expert), MOST_AHEAD)
     shrink = 1.0
     while True:
         piece_bytes = BANDWIDTH[tpu] * shrink
-        gate_up_piece, gate_up_pieces = _pieces(
-            shape.gate_up_columns, GATE_UP_SECONDS * piece_bytes / gate_up_row
+        gate_up_columns, down_columns = (
+            min(seconds * piece_bytes / row, BLOCK if shape.mxfp4 else math.inf)
+            for seconds, row in ((GATE_UP_SECONDS, gate_up_row), (DOWN_SECONDS, down_row))
         )
-        down_piece, down_pieces = _pieces(shape.hidden, DOWN_SECONDS * piece_bytes / down_row)
+        gate_up_piece, gate_up_pieces = _pieces(shape.gate_up_columns, gate_up_columns)
+        down_piece, down_pieces = _pieces(shape.hidden, down_columns)
         wanted = Config(gate_up_piece, down_piece, ahead * gate_up_pieces, ahead * down_pieces, rows, limit)
         yield wanted
         for share in (0.75, 0.5, 0.25, 0.125, 0.0):

@@ -18,7 +18,8 @@ from .activations import Gate
 from .composed import composed_experts
 from .config import choose
 from .kernel import call
-from .shapes import Config, Shape, round_up
+from .ragged_dot.tiles import round_up
+from .shapes import Config, Shape
 
 
 def fused_experts(
@@ -52,10 +53,12 @@ def fused_experts(
       hidden_states: [T, H], bf16 or f32.
       top_k_index: [T, k] int32. An index of E or more is another rank's expert: it contributes nothing.
       top_k_weights: [T, k], bf16 or f32.
-      gate_up_proj: [E, U, H], or [E, H, U] when `transposed`; the dtype of `hidden_states`, or int8.
+      gate_up_proj: [E, U, H], or [E, H, U] when `transposed`; the dtype of `hidden_states`, or int8. Or MXFP4 words of
+        `ragged_dot.quantised.pack_mxfp4`, with `transposed`.
       down_proj: [E, H, I], or [E, I, H] when `transposed`.
       gate_up_bias, down_bias: [E, U] and [E, H]; both or none.
-      gate_up_scale, down_scale: [E, U] and [E, H], f32: what the columns of int8 weights are multiplied by.
+      gate_up_scale, down_scale: [E, U] and [E, H], f32: what the columns of int8 weights are multiplied by; or the
+        exponents of MXFP4.
       activation, gated, interleaved, alpha, limit, up_offset: see `activations.Gate`.
       tpu: generation that the kernel is made for.
       config: in place of the chosen one.
@@ -109,6 +112,8 @@ def _fused_experts(static: _Static, *operands: Any) -> jax.Array:
     if static.interpret is False:
         # Else XLA may bring all experts' weights to vector memory ahead of the call, active or not.
         gate_up, down = (pltpu.with_memory_space_constraint(w, pltpu.HBM) for w in (gate_up, down))
+        if shape.mxfp4:
+            vectors[2:] = (pltpu.with_memory_space_constraint(w, pltpu.HBM) for w in vectors[2:])
     named = {"index": index, "weights": weights, "x": hidden_states, "gate_up": gate_up, "down": down}
     of_columns = zip(("gate_up_bias", "down_bias", "gate_up_scale", "down_scale"), vectors, strict=True)
     named |= {name: vector for name, vector in of_columns if vector is not None}
@@ -156,21 +161,22 @@ def shape_of(
 ) -> Shape:
     """What the kernel is made for: the operands' axes, and how XLA stores them."""
     tokens, hidden = hidden_states.shape
-    intermediate = down.shape[1 if transposed else 2]
+    columns = gate_up.shape[2 if transposed else 1]
+    as_written = gate_up.dtype == jnp.int32
     return Shape(
         tokens=tokens,
         choices=index.shape[1],
         experts=down.shape[0],
         hidden=hidden,
-        intermediate=intermediate,
-        gate_up_columns=gate.columns(intermediate),
+        intermediate=columns // 2 if gate.gated else columns,
+        gate_up_columns=columns,
         dtype=hidden_states.dtype,
         weight_dtype=gate_up.dtype,
         routing_dtype=weights.dtype,
         biased=biased,
         choices_first=stored_transposed(*index.shape),
-        gate_up_contraction_first=transposed is not stored_transposed(*gate_up.shape[1:]),
-        down_contraction_first=transposed is not stored_transposed(*down.shape[1:]),
+        gate_up_contraction_first=transposed is (as_written or not stored_transposed(*gate_up.shape[1:])),
+        down_contraction_first=transposed is (as_written or not stored_transposed(*down.shape[1:])),
     )
 
 

@@ -42,11 +42,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from .activations import Gate
 from .buffers import ACTIVATION_BLOCK, COUNTS_ARRIVED, OUT_ARRIVED, buffers_of
-from .shapes import LANES, Config, Shape
+from .ragged_dot.quantised import mxfp4_values
+from .ragged_dot.tiles import LANES
+from .shapes import BLOCK, Config, Shape
 
 F32 = jnp.float32
-# Columns that one product takes: longer ones are unrolled into more code for little.
-BLOCK = 2048
 RANK_BLOCK = 256
 
 
@@ -83,18 +83,25 @@ class _Stream:
     A *place* numbers the pieces of all active experts in order; the piece at place p is in slot ``p % slots``.
     """
 
-    weights: Any  # [E, rows, K], or [E, K, rows] with contraction_first
-    slots: Any
+    rings: tuple[tuple[Any, Any], ...]  # [E, rows, K], or [E, K, rows] with contraction_first; and its slots
     arrived: Any
     begin: int  # first row of the first piece
     piece: int
     pieces: int
     contraction_first: bool
 
-    def _copy(self, expert: Any, index: Any, slot: Any) -> Any:
+    @property
+    def count(self) -> int:
+        """Of slots."""
+        return int(self.arrived.shape[0])
+
+    def _copies(self, expert: Any, index: Any, slot: Any) -> list[Any]:
         rows = pl.ds(pl.multiple_of(self.begin + index * self.piece, LANES), self.piece)
-        source = self.weights.at[(expert, slice(None), rows) if self.contraction_first else (expert, rows)]
-        return pltpu.make_async_copy(source, self.slots.at[slot], self.arrived.at[slot])
+        there = (expert, slice(None), rows) if self.contraction_first else (expert, rows)
+        return [
+            pltpu.make_async_copy(weights.at[there], slots.at[slot], self.arrived.at[slot])
+            for weights, slots in self.rings
+        ]
 
     def start(self, place: Any, experts: Any, active: Any) -> None:
         """Starts the copy of the piece at `place`, if there are so many."""
@@ -102,42 +109,57 @@ class _Stream:
 
         @pl.when(step < active)
         def _() -> None:
-            slot = jax.lax.rem(place, self.slots.shape[0])
-            self._copy(experts[step], place - step * self.pieces, slot).start()
-
-    def prime(self, experts: Any, active: Any) -> None:
-        """Fills all slots. In a loop, as the compiler would reorder the starts of unrolled code."""
-        _repeat(self.slots.shape[0], lambda place: self.start(place, experts, active))
+            for copy in self._copies(
+                experts[step], place - step * self.pieces, jax.lax.rem(place, self.count)
+            ):
+                copy.start()
 
     def each(self, step: Any, experts: Any, active: Any, visit: Callable[[Any, Any], None]) -> None:
         """``visit(first row, slot)`` for each piece of an expert once it is there; then refills its slot."""
 
         def piece(index: Any) -> None:
             place = step * self.pieces + index
-            slot = jax.lax.rem(place, self.slots.shape[0])
-            self._copy(0, index, slot).wait()
+            slot = jax.lax.rem(place, self.count)
+            for copy in self._copies(0, index, slot):
+                copy.wait()
             visit(self.begin + index * self.piece, slot)
-            self.start(place + self.slots.shape[0], experts, active)
+            self.start(place + self.count, experts, active)
 
         _repeat(self.pieces, piece)
 
-    def read(self, slot: Any, offset: Any, size: int) -> jax.Array:
-        """Rows of a piece: [size, K], or [K, size] where the contraction is first."""
-        if self.contraction_first:
-            return self.slots[slot, :, pl.ds(offset, size)]
-        return self.slots[slot, pl.ds(offset, size), :]
+    def part(self, slot: Any, offset: Any, size: int) -> list[Any]:
+        """Refs of rows of a piece: [size, K], or [K, size] where the contraction is first."""
+        rows = pl.ds(offset, size)
+        there = (slot, slice(None), rows) if self.contraction_first else (slot, rows)
+        return [slots.at[there] for _, slots in self.rings]
 
 
-def _streams(ref: Any, name: str, piece: int, *, contraction_first: bool) -> list[_Stream]:
+def _prime(streams: list[_Stream], experts: Any, active: Any) -> None:
+    """Fills all slots, one expert after the other, as they are used."""
+
+    def expert(step: Any) -> None:
+        for stream in streams:
+
+            def piece(index: Any, stream: _Stream = stream) -> None:
+                place = step * stream.pieces + index
+                pl.when(place < stream.count)(lambda: stream.start(place, experts, active))
+
+            # In a loop, as the compiler would reorder the starts of unrolled code.
+            _repeat(stream.pieces, piece)
+
+    _repeat(max(pl.cdiv(stream.count, stream.pieces) for stream in streams), expert)
+
+
+def _streams(ref: Any, name: str, piece: int, *, contraction_first: bool, mxfp4: bool) -> list[_Stream]:
     """A projection's whole pieces, and the shorter one at its end where there is one."""
     weights = getattr(ref, f"{name}_hbm")
+    exponents = [(getattr(ref, f"{name}_scale_hbm"), "exponents")] if mxfp4 else []
     length = weights.shape[2 if contraction_first else 1]
     whole, rest = divmod(length, piece)
     parts = [(name, 0, piece, whole)] + ([(f"{name}_rest", whole * piece, rest, 1)] if rest else [])
     return [
         _Stream(
-            weights,
-            getattr(ref, f"{part}_slots"),
+            tuple((hbm, getattr(ref, f"{part}_{kind}")) for hbm, kind in [(weights, "slots"), *exponents]),
             getattr(ref, f"{part}_arrived"),
             begin,
             size,
@@ -154,7 +176,7 @@ def _kernel(
     ref = SimpleNamespace(**dict(zip(names, refs, strict=True)))
     dot = functools.partial(_dot, exact=exact_products)
     tokens, hidden = ref.x_hbm.shape
-    columns, rows = config.columns(tokens), config.rows
+    rows = config.rows
 
     whole = ["index", "weights", "x", *shape.vectors]
     copies = {
@@ -179,11 +201,20 @@ def _kernel(
         active += (ref.counts[0, e] > 0).astype(jnp.int32)
 
     gate_up = _streams(
-        ref, "gate_up", config.gate_up_piece, contraction_first=shape.gate_up_contraction_first
+        ref,
+        "gate_up",
+        config.gate_up_piece,
+        contraction_first=shape.gate_up_contraction_first,
+        mxfp4=shape.mxfp4,
     )
-    down = _streams(ref, "down", config.down_piece, contraction_first=shape.down_contraction_first)
-    for stream in gate_up + down:
-        stream.prime(ref.active, active)
+    down = _streams(
+        ref,
+        "down",
+        config.down_piece,
+        contraction_first=shape.down_contraction_first,
+        mxfp4=shape.mxfp4,
+    )
+    _prime(gate_up + down, ref.active, active)
 
     # Until the first weights are there: coefficients, and whatever else is needed once.
     copies["weights"].wait()
@@ -197,10 +228,12 @@ def _kernel(
     ref.sums[...] = jnp.zeros_like(ref.sums)
     copies["x"].wait()
     x = ref.x
-    if columns != tokens:
+    if hasattr(ref, "x_padded"):
         x = ref.x_padded
         x[...] = jnp.zeros_like(x)
-        x[:tokens] = ref.x[...]
+        x[:tokens, :hidden] = ref.x[...]
+    if shape.intermediate != ref.h.shape[2]:
+        ref.h[:, :, shape.intermediate :] = jnp.zeros_like(ref.h[:, :, shape.intermediate :])
     if rows:
         _rank(ref, chosen, tokens, dot)
         _take_out_what_is_not_finite(ref, x, shape.experts)
@@ -233,8 +266,12 @@ def _kernel(
                     def block(at: Any, size: int) -> None:
                         def product(value: jax.Array) -> jax.Array:
                             contract = (1, 0 if stream.contraction_first else 1)
-                            weights = stream.read(slot, at, size).astype(value.dtype)
-                            result = dot(value, weights, contract=contract)
+                            held = stream.part(slot, at, size)
+                            if shape.mxfp4:
+                                weights = mxfp4_values(*held, ref.terms, interpreted=exact_products)
+                            else:
+                                weights = held[0][...]
+                            result = dot(value, weights.astype(value.dtype), contract=contract)
                             there = (slice(None), pl.ds(first + at, size))
                             if f"{name}_scale" in shape.vectors:
                                 result *= getattr(ref, f"{name}_scale_row")[there]
@@ -275,7 +312,7 @@ def _kernel(
         else:
             ref.coefficient[...] = jnp.broadcast_to(_column(ref.coefficients, e), ref.coefficient.shape)
         products("gate_up", gate_up, into)
-        tiles(lambda t: _activate(ref, t, gate))
+        tiles(lambda t: _activate(ref, t, gate, shape.intermediate))
         products("down", down, back)
 
     _repeat(active, layer)
@@ -288,10 +325,10 @@ def _kernel(
     pltpu.make_async_copy(ref.result, ref.out, ref.arrived.at[OUT_ARRIVED]).wait()
 
 
-def _activate(ref: Any, t: Any, gate: Gate) -> None:
-    """From a tile of the first product [C, U] to one of the second's operand [C, I]."""
+def _activate(ref: Any, t: Any, gate: Gate, inner: int) -> None:
+    """From a tile of the first product [C, U] to one of the second's operand [C, I], with I = `inner`."""
     both, h = ref.inner.at[t], ref.h.at[t]
-    tokens, inner = h.shape
+    tokens = h.shape[0]
 
     def block(at: Any, size: int) -> None:
         if not gate.gated:
@@ -419,12 +456,14 @@ def call(
     Args:
       operands: by name: `index` and `weights` [k, T], or [T, k] unless `shape.choices_first`; `x` [T, H];
         `gate_up` [E, U, H] or [E, H, U] and `down` [E, H, I] or [E, I, H] as `shape` says; and for experts with
-        biases `gate_up_bias` [E, U] and `down_bias` [E, H]; for int8 weights `gate_up_scale` and `down_scale` alike.
+        biases `gate_up_bias` [E, U] and `down_bias` [E, H]; for int8 weights `gate_up_scale` and `down_scale` alike,
+        for MXFP4 the exponents of its words.
     """
     buffers = buffers_of(shape, config)
     names = (*(f"{name}_hbm" for name in operands), "out", *buffers)
     hbm = pl.BlockSpec(memory_space=pl.ANY)
     weights = [operands["gate_up"], operands["down"]]
+    multiplications = shape.hidden * (shape.gate_up_columns + shape.intermediate)
     result = jax.ShapeDtypeStruct(operands["x"].shape, operands["x"].dtype)
     pairs = shape.tokens * shape.choices
     moved = sum(a.size * a.dtype.itemsize * min(shape.experts, pairs) // shape.experts for a in weights)
@@ -439,7 +478,7 @@ def call(
         scratch_shapes=list(buffers.values()),
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=config.vmem_bytes),
         cost_estimate=pl.CostEstimate(
-            flops=2 * pairs * sum(a.size // shape.experts for a in weights),
+            flops=2 * pairs * multiplications,
             bytes_accessed=moved,
             transcendentals=pairs * shape.intermediate,
         ),

@@ -6,10 +6,13 @@ reaches a result: not even a NaN.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from .activations import Gate
+from .ragged_dot.quantised import dequantise
 
 
 def fused_experts(
@@ -36,9 +39,15 @@ def fused_experts(
     count = gate_up_proj.shape[0]
     tokens = hidden_states.astype(jnp.float32)
     biases = (jnp.zeros((count, 1)),) * 2 if gate_up_bias is None else (gate_up_bias, down_bias)
-    scales = (jnp.ones((count, 1)),) * 2 if gate_up_scale is None else (gate_up_scale, down_scale)
 
-    def one_expert(total: jax.Array, item: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+    def weights(values: jax.Array, scale: jax.Array | None, rows: jax.Array) -> jax.Array:
+        """One expert's, [K, N]."""
+        if scale is not None:
+            scale = scale if scale.ndim == 2 else scale[None]
+            [values] = dequantise(values[None], scale[None], k=rows.shape[1], transposed=transposed)
+        return values if transposed else values.T
+
+    def one_expert(total: jax.Array, item: tuple[Any, ...]) -> tuple[jax.Array, None]:
         index, into, back, into_bias, back_bias, into_scale, back_scale = item
         chosen = top_k_index == index  # [T, k]
         weight = jnp.sum(jnp.where(chosen, top_k_weights.astype(jnp.float32), 0), axis=1, keepdims=True)
@@ -46,13 +55,13 @@ def fused_experts(
 
         def with_tokens(total: jax.Array) -> jax.Array:
             rows = jnp.where(mine, tokens, 0)
-            inner = gate.apply(_matmul(rows, into if transposed else into.T) * into_scale + into_bias)
-            out = _matmul(inner, back if transposed else back.T) * back_scale + back_bias
+            inner = gate.apply(_matmul(rows, weights(into, into_scale, rows)) + into_bias)
+            out = _matmul(inner, weights(back, back_scale, inner)) + back_bias
             return total + jnp.where(mine, weight * out, 0)
 
         return jax.lax.cond(jnp.any(mine), with_tokens, lambda total: total, total), None
 
-    experts = (jnp.arange(count), gate_up_proj, down_proj, *biases, *scales)
+    experts = (jnp.arange(count), gate_up_proj, down_proj, *biases, gate_up_scale, down_scale)
     total, _ = jax.lax.scan(one_expert, jnp.zeros_like(tokens), experts)
     return total.astype(hidden_states.dtype)
 

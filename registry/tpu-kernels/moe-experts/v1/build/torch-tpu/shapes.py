@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-LANES = 128
+import jax.numpy as jnp
 
+from .ragged_dot.quantised import BLOCK as MXFP4_BLOCK
+from .ragged_dot.quantised import packed_depth
+from .ragged_dot.tiles import LANES, round_up
 
-def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `value`."""
-    return -(-value // multiple) * multiple
+# Columns that one product takes: longer ones are unrolled into more code for little.
+BLOCK = 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Shape:
       tokens, choices, experts, hidden, intermediate: T, k, E, H, I.
       gate_up_columns: U, 2I or without a gate I.
       dtype: of biases, tokens and result.
-      weight_dtype: of weights; int8 with a scale for each column of a product, else `dtype`.
+      weight_dtype: of weights; int8 with a scale for each column of a product, int32 for MXFP4's words, else `dtype`.
       routing_dtype: of the routing weights.
       biased: the experts have biases.
       choices_first: ids and routing weights come as [k, T].
@@ -48,9 +50,23 @@ class Shape:
         """What experts have beside their weights, by name: a number for each column of a product."""
         kinds = (
             *(("bias",) if self.biased else ()),
-            *(("scale",) if self.weight_dtype != self.dtype else ()),
+            *(("scale",) if self.weight_dtype == jnp.int8 else ()),
         )
         return tuple(f"{product}_{kind}" for kind in kinds for product in ("gate_up", "down"))
+
+    @property
+    def mxfp4(self) -> bool:
+        """Whether weights are MXFP4, with exponents beside them: `ragged_dot.quantised`."""
+        return bool(self.weight_dtype == jnp.int32)
+
+    @property
+    def weight_bits(self) -> float:
+        """Of a weight in HBM."""
+        return 4 + 8 / MXFP4_BLOCK if self.mxfp4 else 8 * jnp.dtype(self.weight_dtype).itemsize
+
+    def contraction(self, length: int) -> int:
+        """The length of a product's contraction in vector memory."""
+        return packed_depth(length) if self.mxfp4 else length
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from .common import RowCopies, advance, aligned, each_part, product, with_height
 from .epilogue import Epilogue
-from .quantised import PER_WORD, int8_product, is_mxfp4, mxfp4_product, terms_of
+from .quantised import COLUMNS, PER_WORD, int8_product, is_mxfp4, mxfp4_product, terms_of
 from .tiles import LANES, SUBLANES, Config, heights, round_up, row_tile
 
 PLAIN = Epilogue()
@@ -464,7 +464,7 @@ def gmm(
             scale, scale_columns = _by_lanes(scale, epilogue.branches), round_up(wide, LANES)
         of_piece = (scale.shape[1], scale_columns)
         scales, held = [scale], [pltpu.VMEM((config.slots, epilogue.branches, *of_piece), scale.dtype)]
-        held += [terms_of(*of_piece)] * mxfp4
+        held += [terms_of(scale.shape[1], min(scale_columns, COLUMNS))] * mxfp4
     if not interpret:
         # XLA may otherwise stage all weights in vector memory ahead of the call, needed or not.
         rhs, *scales = (pltpu.with_memory_space_constraint(w, pltpu.HBM) for w in (rhs, *scales))

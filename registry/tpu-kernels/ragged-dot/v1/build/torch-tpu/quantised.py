@@ -32,7 +32,7 @@ BLOCK, UNIT, PER_WORD = 32, 128, 8
 EXPONENTS = 32
 # An exponent of 0 would make subnormal numbers, one above 252 overflows with the largest code.
 LEAST_EXPONENT, MOST_EXPONENT = 1, 252
-# Columns that one MXFP4 product takes.
+# Columns that one product takes.
 COLUMNS = 1024
 
 _PATTERN = 0x81C081C0  # sign, low two bits of the exponent, high bit of the mantissa, of two bfloat16 numbers
@@ -148,8 +148,8 @@ def int8_product(rows: jax.Array, weights: jax.Array, scale: jax.Array, axis: in
 
 
 def terms_of(exponents: int, columns: int) -> Any:
-    """The scratch that `mxfp4_product` uses for so many exponents of so many columns: what is added to patterns."""
-    return pltpu.VMEM((exponents, min(round_up(columns, LANES), COLUMNS)), jnp.int32)
+    """The scratch for what is added to patterns, for so many exponents of so many columns."""
+    return pltpu.VMEM((exponents, round_up(columns, LANES)), jnp.int32)
 
 
 def mxfp4_product(rows: jax.Array, words: Any, exponents: Any, terms: Any, *, interpreted: bool) -> jax.Array:
@@ -163,17 +163,16 @@ def mxfp4_product(rows: jax.Array, words: Any, exponents: Any, terms: Any, *, in
     n = words.shape[1]
     parts = []
     for at in range(0, n, COLUMNS):
-        size = min(COLUMNS, n - at)
-        some = (slice(None), pl.ds(at, size))
-        terms[:, :size] = exponents[some].astype(jnp.int32) * 0x00800080
-        values = _mxfp4_values(words.at[some], terms, interpreted)
+        some = (slice(None), pl.ds(at, min(COLUMNS, n - at)))
+        values = mxfp4_values(words.at[some], exponents.at[some], terms, interpreted=interpreted)
         parts.append(product(rows, values.astype(rows.dtype), (1, 0)))
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
-def _mxfp4_values(words: Any, terms: Any, interpreted: bool) -> jax.Array:
-    """Bfloat16 [K', N] of words [K'/8, N]."""
+def mxfp4_values(words: Any, exponents: Any, terms: Any, *, interpreted: bool) -> jax.Array:
+    """Bfloat16 [K', N] of the refs that `mxfp4_product` has."""
     columns = words.shape[1]
+    terms[: exponents.shape[0], :columns] = exponents[...].astype(jnp.int32) * 0x00800080
     tiles = []
     for unit in range(words.shape[0] // 16):
         a, b = (words[pl.ds(16 * unit + first, 8), :] for first in (0, 8))
