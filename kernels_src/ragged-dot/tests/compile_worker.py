@@ -31,6 +31,7 @@ from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 from ragged_dot import functions
 from ragged_dot.cases import CASES
+from ragged_dot.quantised import PER_WORD, exponents_of, packed_depth
 
 TOPOLOGY = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 CHOICES = 8
@@ -53,6 +54,12 @@ def compile_text(generation: str, program: str, case_name: str, rows: int, dtype
     def forward(lhs, rhs, sizes):
         return functions.ragged_dot(lhs, rhs, sizes, transpose_rhs=case.transpose_rhs, tpu=generation)
 
+    def quantised(lhs, rhs, sizes, scale):
+        transpose_rhs = case.transpose_rhs and rhs.dtype == jnp.int8
+        return functions.ragged_dot(
+            lhs, rhs, sizes, rhs_scale=scale, transpose_rhs=transpose_rhs, tpu=generation
+        )
+
     def backward(lhs, rhs, sizes, grad):
         return jax.vjp(lambda lhs, rhs: forward(lhs, rhs, sizes), lhs, rhs)[1](grad)
 
@@ -62,6 +69,14 @@ def compile_text(generation: str, program: str, case_name: str, rows: int, dtype
     function, arguments = forward, (lhs, rhs, sizes)
     if program == "backward":
         function, arguments = backward, (*arguments, array((rows, case.n)))
+    elif program == "int8":
+        scale = array((case.groups, case.n), jnp.float32)
+        function, arguments = quantised, (lhs, array((case.groups, *shape), jnp.int8), sizes, scale)
+    elif program == "mxfp4":
+        words, exponents = packed_depth(case.k) // PER_WORD, exponents_of(case.k)
+        weights = array((case.groups, words, case.n), jnp.int32)
+        scale = array((case.groups, exponents, case.n), jnp.uint8)
+        function, arguments = quantised, (lhs, weights, sizes, scale)
     elif program == "layer":  # the whole experts layer whose gate and up projection the case is
         inner = case.n // 2
         choices, states = (rows, CHOICES), array((rows, case.k))
@@ -78,11 +93,11 @@ def compile_text(generation: str, program: str, case_name: str, rows: int, dtype
 def copied_bytes(text: str) -> int:
     """The size of the largest array that XLA copies or transposes around the kernels."""
     largest = 0
-    for dtype, shape in re.findall(r"= (\w+)\[([\d,]+)\]\S* (?:copy|transpose)\(", text):
+    for dtype, shape in re.findall(r"= ([a-z]+\d+)\[([\d,]+)\]\S* (?:copy|transpose)\(", text):
         elements = 1
         for axis in shape.split(","):
             elements *= int(axis)
-        largest = max(largest, elements * (4 if dtype.endswith("32") else 2))
+        largest = max(largest, elements * int(re.sub(r"\D", "", dtype)) // 8)
     return largest
 
 

@@ -26,11 +26,20 @@ REPRESENTATIVE += [["backward", "qwen3-30b-a3b-gate-up", 512, "bfloat16"]]
 REPRESENTATIVE += [["forward", "gemma-4-26b-a4b-down", 13, "float32"]]
 REPRESENTATIVE += [["layer", "qwen3-30b-a3b-gate-up", 8, "bfloat16"]]
 REPRESENTATIVE += [["layer", "gemma-4-26b-a4b-gate-up", 64, "bfloat16"]]
+REPRESENTATIVE += [["int8", "qwen3-30b-a3b-gate-up", 64, "bfloat16"]]
+REPRESENTATIVE += [["mxfp4", "qwen3-30b-a3b-down", 64, "bfloat16"]]
 WHOLE = [
     [program, name, rows, dtype]
     for program, dtype in (("forward", "bfloat16"), ("backward", "bfloat16"), ("forward", "float32"))
     for name in CASE
     for rows in ROWS
+]
+WHOLE += [
+    [program, name, rows, "bfloat16"]
+    for program in ("int8", "mxfp4")
+    for name in CASE
+    if not name.startswith("mixtral")
+    for rows in (8, 512, 8192)
 ]
 
 
@@ -55,6 +64,7 @@ def _compile(generation: str, programs: list[list[object]]) -> None:
     for result in results:
         program, name, _, dtype = result["program"]
         case = CASE[name]
-        weights = case.groups * case.k * case.n * (2 if dtype == "bfloat16" else 4)
+        size = {"int8": 1, "mxfp4": 0.5}.get(program, 2 if dtype == "bfloat16" else 4)
+        weights = case.groups * case.k * case.n * size
         if program != "backward":
             assert result["copied_bytes"] < weights, f"{result['program']} copies its weights"

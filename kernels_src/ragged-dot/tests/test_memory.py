@@ -14,6 +14,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from ragged_dot import functions
 from ragged_dot.epilogue import Epilogue
 from ragged_dot.forward import gmm
+from ragged_dot.quantised import dequantise, pack_mxfp4
 from ragged_dot.tiles import Config, WeightConfig
 from ragged_dot.weight_gradient import gmm_weights
 
@@ -146,6 +147,38 @@ def test_gates_are_free_of_memory_errors(gating, cores):
     product[:35] += np.asarray(bias, np.float64)[of_row]
     expected = epilogue.whole(jnp.asarray(product)) * (np.arange(48) < 35)[:, None]
     assert oracle.relative_l2(out, oracle.f64(expected)) <= 1e-5
+    assert not _races()
+
+
+@pytest.mark.parametrize("ring", [RINGS["resident"], RINGS["stream"]], ids=["resident", "stream"])
+@pytest.mark.parametrize("kind", ["int8", "mxfp4"])
+def test_quantised_weights_are_free_of_memory_errors(kind, ring):
+    """With scales that travel beside pieces; a last piece of int8 weights that is shorter."""
+    resident, by_group, slots = ring
+    rng = np.random.default_rng(3)
+    m, k, n, sizes = 48, 256, 320 if kind == "int8" else 256, [20, 0, 15]
+    if kind == "int8":
+        weights = jnp.asarray(rng.integers(-127, 128, (3, n, k)), jnp.int8)
+        scale = jnp.asarray(rng.random((3, 2, n)) / 1000, jnp.float32)
+    else:
+        blocks, exponents = rng.integers(0, 256, (3, n, k // 32, 16)), rng.integers(119, 123, (3, n, k // 32))
+        weights, scale = pack_mxfp4(jnp.asarray(blocks, jnp.uint8), jnp.asarray(exponents, jnp.uint8))
+    values = dequantise(weights, scale, k=k, transposed=kind == "int8")
+    lhs = jnp.asarray(rng.standard_normal((m, k)), jnp.bfloat16)
+    with jax.sharding.use_abstract_mesh(V6E):
+        out = gmm(
+            lhs,
+            weights,
+            jnp.asarray(sizes, jnp.int32),
+            jnp.zeros(1, jnp.int32),
+            scale=scale,
+            transpose_rhs=kind == "int8",
+            out_dtype=lhs.dtype,
+            config=Config(32, 128, k, slots, 1 if resident else 3, by_group, resident, 1 << 26),
+            interpret=CHECKED,
+        )
+    expected = oracle.ragged_dot(lhs, values, sizes, transpose_rhs=kind == "int8")
+    assert oracle.relative_l2(out, expected) <= 1e-2
     assert not _races()
 
 

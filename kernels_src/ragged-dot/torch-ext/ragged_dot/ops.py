@@ -164,7 +164,8 @@ def ragged_dot(
             f"lhs is {lhs.dtype} and rhs is {rhs.dtype}; both must be the same, or rhs quantised with rhs_scale",
         )
     else:
-        k = check_quantised("rhs", rhs, rhs_scale, lhs.shape[1], transposed=transpose_rhs)
+        k = lhs.shape[1]
+        check_quantised(("rhs", rhs), ("rhs_scale", rhs_scale), k, n, transposed=transpose_rhs)
     _check(
         k == lhs.shape[1],
         f"lhs has K = {lhs.shape[1]} but rhs, of shape {tuple(rhs.shape)} with transpose_rhs={transpose_rhs}, has "
@@ -207,39 +208,49 @@ def ragged_dot(
     return lhs.new_empty((lhs.shape[0], n // 2 if gating else n), dtype=out_dtype)
 
 
-def check_quantised(name: str, weights: Tensor, scale: Tensor, k: int, *, transposed: bool) -> int:
-    """Raises InputError unless `scale` fits quantised weights; returns their K, `k` if MXFP4 hides it."""
-    shape, of = tuple(weights.shape), tuple(scale.shape)
-    if weights.dtype == torch.int32:
+def check_quantised(
+    weights: tuple[str, Tensor], scale: tuple[str, Tensor], k: int, n: int, *, transposed: bool
+) -> None:
+    """Raises InputError unless weights with K and N, or N and K if `transposed`, are quantised, and their scale fits.
+
+    Args:
+      weights, scale: with the names that they have in the call.
+    """
+    (name, values), (scale_name, scales) = weights, scale
+    shape, of, groups = tuple(values.shape), tuple(scales.shape), values.shape[0]
+    if values.dtype == torch.int32:
         _check(
-            scale.dtype == torch.uint8,
-            f"{name}_scale is {scale.dtype}; int32 {name} is MXFP4, and needs the uint8 exponents of pack_mxfp4",
+            scales.dtype == torch.uint8,
+            f"{scale_name} is {scales.dtype}; int32 {name} is MXFP4, and needs the uint8 exponents of pack_mxfp4",
         )
-        _check(not transposed, f"{name} is MXFP4, whose words have K before N: they are not transposed")
-        words, exponents = packed_depth(k) // PER_WORD, exponents_of(k)
         _check(
-            shape[1] == words and of == (shape[0], exponents, shape[2]),
-            f"{name} has shape {shape} and {name}_scale {of}; MXFP4 of K = {k} has [G, {words}, N] words and "
-            f"[G, {exponents}, N] exponents, as pack_mxfp4 makes them",
+            not transposed,
+            f"{name} is MXFP4, whose words have K before N; here it is said to have N before K",
         )
-        return k
+        words, exponents = (groups, packed_depth(k) // PER_WORD, n), (groups, exponents_of(k), n)
+        _check(
+            shape == words and of == exponents,
+            f"{name} has shape {shape} and {scale_name} {of}; MXFP4 of K = {k} and N = {n} has words {words} and "
+            f"exponents {exponents}, as pack_mxfp4 makes them",
+        )
+        return
     _check(
-        weights.dtype == torch.int8 and scale.dtype == torch.float32,
-        f"{name} is {weights.dtype} and {name}_scale {scale.dtype}; they must be int8 and float32, or for "
-        "MXFP4, from pack_mxfp4, int32 and uint8",
+        values.dtype == torch.int8 and scales.dtype == torch.float32,
+        f"{name} is {values.dtype} and {scale_name} {scales.dtype}; they must be int8 and float32, or for MXFP4, from "
+        "pack_mxfp4, int32 and uint8",
     )
-    k, n = (shape[2], shape[1]) if transposed else (shape[1], shape[2])
-    parts = of[1] if scale.dim() == 3 else 1
+    expected = (groups, n, k) if transposed else (groups, k, n)
+    _check(shape == expected, f"{name} has shape {shape}; with K = {k} and N = {n} it must be {expected}")
+    parts = of[1] if scales.dim() == 3 else 1
     _check(
-        of in ((shape[0], n), (shape[0], parts, n)),
-        f"{name}_scale has shape {of}; for {shape[0]} groups of {n} columns it must be {(shape[0], n)}, or "
-        f"({shape[0]}, B, {n}) for B parts of K",
+        of in ((groups, n), (groups, parts, n)),
+        f"{scale_name} has shape {of}; for {groups} groups of {n} columns it must be {(groups, n)}, or "
+        f"({groups}, B, {n}) for B parts of K",
     )
     _check(
         parts == 1 or (parts > 1 and k % (parts * LANES) == 0),
-        f"{name}_scale has {parts} parts for K = {k}; their length must be a multiple of {LANES}",
+        f"{scale_name} has {parts} parts for K = {k}; their length must be a multiple of {LANES}",
     )
-    return k
 
 
 def _check_exponents(blocks: Tensor, scales: Tensor) -> None:
@@ -261,7 +272,7 @@ def pack_mxfp4(blocks: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     Args:
       blocks: [G, N, K/32, 16] uint8: along K two E2M1 codes a byte, the first in the low bits, as in gpt-oss's
         ``gate_up_proj_blocks``.
-      scales: [G, N, K/32] uint8: E8M0, the exponent of each 32 numbers plus 127, within 1..252.
+      scales: [G, N, K/32] uint8: E8M0, the exponent of each 32 numbers plus 127, within 2..252.
 
     Returns: words [G, K'/8, N] int32, with K' = K rounded up to 128, and exponents [G, B, N] uint8, with B = K/32
       rounded up to 32: `rhs` and `rhs_scale` of `ragged_dot`.

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from .layers import experts_forward
 from .ops import fused_experts
+from .ragged_dot.ops import pack_mxfp4
 
-__all__ = ["experts_forward", "fused_experts"]
+__all__ = ["experts_forward", "fused_experts", "pack_mxfp4"]

@@ -44,8 +44,8 @@ def choose(shape: Shape, tpu: str) -> Config | None:
       >>> choose(shape, "v6e").gate_up_piece
       768
     """
-    # Narrower weights hide fewer products.
-    narrower = int(8 * jnp.dtype(shape.dtype).itemsize / shape.weight_bits)
+    # Narrower weights hide fewer products; making floats of MXFP4 takes as long as reading twice its bytes.
+    narrower = min(2, int(8 * jnp.dtype(shape.dtype).itemsize / shape.weight_bits))
     gathers = shape.tokens > DENSE_TOKENS[tpu] // narrower
     # Tokens in f32 are not gathered: a product with a one-hot matrix would cost several passes.
     if shape.tokens > MOST_TOKENS[tpu] or (gathers and shape.dtype != jnp.bfloat16):

@@ -8,6 +8,8 @@ from torch import Tensor
 from . import functions, reference
 from .activations import ACTIVATIONS
 from .cases import CASES
+from .ragged_dot.ops import check_quantised
+from .ragged_dot.quantised import PER_WORD
 from .tpu_ops import Cost, InputError, op
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -40,6 +42,7 @@ def _cost(
     pairs, experts = top_k_index.numel(), down_proj.shape[0]
     an_expert = gate_up_proj[0].numel() + down_proj[0].numel()
     weights = min(experts, pairs) * an_expert * gate_up_proj.dtype.itemsize
+    an_expert *= PER_WORD if gate_up_proj.dtype == torch.int32 else 1
     states = 2 * hidden_states.numel() * hidden_states.dtype.itemsize
     return Cost(flops=2 * pairs * an_expert, bytes=weights + states)
 
@@ -84,8 +87,8 @@ def fused_experts(
     One kernel call for the tokens of a decode step, which reads only the weights of experts that have tokens; for
     more than some hundred tokens, and for the gradient, grouped matmuls over tokens sorted by expert.
 
-    An expert computes ``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` unless `gated`. With int8 weights it
-    reads half the bytes; above a decode step's tokens, and for the gradient, all of them are first made floats.
+    An expert computes ``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` unless `gated`. Quantised weights are
+    made floats in vector memory, as they are used; only for the gradient XLA makes floats of all of them first.
 
     Args:
       hidden_states: [T, H], bfloat16 or float32.
@@ -93,11 +96,11 @@ def fused_experts(
         (expert parallelism): it contributes nothing.
       top_k_weights: [T, k], bfloat16 or float32.
       gate_up_proj: [E, U, H], or [E, H, U] when `transposed`, with U = 2I, or U = I unless `gated`; the dtype of
-        `hidden_states`, or int8.
+        `hidden_states`, or int8; or MXFP4, the words of ragged-dot's ``pack_mxfp4``, which count as `transposed`.
       down_proj: [E, H, I], or [E, I, H] when `transposed`.
       gate_up_bias, down_bias: [E, U] and [E, H], both or none, in the dtype of `hidden_states`.
       gate_up_scale, down_scale: [E, U] and [E, H] float32, for int8 weights: each column of a product is multiplied
-        by its number.
+        by its number. For MXFP4 the exponents of ``pack_mxfp4``.
       transposed: both weights are stored with the contraction before the columns.
       activation: "silu", "gelu", "gelu_tanh", "relu" or "relu2".
       gated: the first product has gate and up columns.
@@ -107,7 +110,7 @@ def fused_experts(
       up_offset: is added to up.
 
     Returns: [T, H] in the dtype of `hidden_states`; sums are kept in float32. A token with an inf or NaN touches no
-      other token's row. Differentiable in everything but `top_k_index` and int8 weights.
+      other token's row. Differentiable in everything but `top_k_index` and weights of integers.
 
     Raises:
       InputError: shapes, dtypes or devices do not fit, or there is no such activation.
@@ -146,19 +149,19 @@ def fused_experts(
         scaled == (gate_up_scale is not None or down_scale is not None),
         "gate_up_scale and down_scale go together; give both or none",
     )
-    weight_dtype = torch.int8 if scaled else hidden_states.dtype
-    for name, operand, dtype in (
-        ("gate_up_proj", gate_up_proj, weight_dtype),
-        ("down_proj", down_proj, weight_dtype),
-        ("gate_up_bias", gate_up_bias, hidden_states.dtype),
-        ("down_bias", down_bias, hidden_states.dtype),
-        ("gate_up_scale", gate_up_scale, torch.float32),
-        ("down_scale", down_scale, torch.float32),
+    _check(
+        gate_up_proj.dtype == down_proj.dtype,
+        f"down_proj is {down_proj.dtype}; it must be {gate_up_proj.dtype}, as gate_up_proj is",
+    )
+    for name, operand in (
+        ("gate_up_proj", None if scaled else gate_up_proj),
+        ("gate_up_bias", gate_up_bias),
+        ("down_bias", down_bias),
     ):
         _check(
-            operand is None or operand.dtype == dtype,
-            f"{name} is {getattr(operand, 'dtype', None)}; it must be {dtype}: weights and biases have the dtype of "
-            f"hidden_states, or with scales in float32 weights are int8",
+            operand is None or operand.dtype == hidden_states.dtype,
+            f"{name} is {getattr(operand, 'dtype', None)}; it must be {hidden_states.dtype}, as hidden_states is; "
+            "weights may also be quantised, with scales",
         )
 
     tokens, hidden = hidden_states.shape
@@ -166,14 +169,25 @@ def fused_experts(
     rows = 2 * inner if gated else inner
     _check_shape("top_k_index", top_k_index, (tokens, top_k_index.shape[1]), "[T, k]")
     _check_shape("top_k_weights", top_k_weights, (tokens, top_k_index.shape[1]), "[T, k]")
-    if transposed:
+    if gate_up_scale is not None and down_scale is not None:
+        if gate_up_proj.dtype == torch.int32:
+            # The words' K is rounded up.
+            rows = gate_up_proj.shape[2]
+            inner = rows // 2 if gated else rows
+        into, back = ("gate_up_scale", gate_up_scale), ("down_scale", down_scale)
+        check_quantised(("gate_up_proj", gate_up_proj), into, hidden, rows, transposed=not transposed)
+        check_quantised(("down_proj", down_proj), back, inner, hidden, transposed=not transposed)
+        _check(
+            gate_up_proj.dtype == torch.int32 or gate_up_scale.dim() == down_scale.dim() == 2,
+            "gate_up_scale and down_scale have one number for each column, [E, U] and [E, H]",
+        )
+    elif transposed:
         _check_shape("down_proj", down_proj, (experts, inner, hidden), "[E, I, H]")
         _check_shape("gate_up_proj", gate_up_proj, (experts, hidden, rows), "[E, H, U]")
     else:
         _check_shape("down_proj", down_proj, (experts, hidden, inner), "[E, H, I]")
         _check_shape("gate_up_proj", gate_up_proj, (experts, rows, hidden), "[E, U, H]")
-    for kind, into, back in (("bias", gate_up_bias, down_bias), ("scale", gate_up_scale, down_scale)):
-        if into is not None and back is not None:
-            _check_shape(f"gate_up_{kind}", into, (experts, rows), "[E, U]")
-            _check_shape(f"down_{kind}", back, (experts, hidden), "[E, H]")
+    if gate_up_bias is not None and down_bias is not None:
+        _check_shape("gate_up_bias", gate_up_bias, (experts, rows), "[E, U]")
+        _check_shape("down_bias", down_bias, (experts, hidden), "[E, H]")
     return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
