@@ -45,11 +45,11 @@ def each_part(size: int, part: int, body: Callable[[Any, int, Any], Any], state:
     return body(whole, rest, state) if rest else state
 
 
-def core_columns(ref: Any, cores: int) -> Any:
-    """The columns, of the last axis, that this core works on where the grid divides a kernel between `cores`."""
-    if cores == 1:
+def part_columns(ref: Any, parts: int) -> Any:
+    """The columns, of the last axis, that this step of the grid makes where there are several `parts`."""
+    if parts == 1:
         return ref
-    columns = ref.shape[-1] // cores
+    columns = ref.shape[-1] // parts
     first = pl.multiple_of(pl.program_id(0) * columns, LANES)
     return ref.at[(*[slice(None)] * (len(ref.shape) - 1), pl.ds(first, columns))]
 

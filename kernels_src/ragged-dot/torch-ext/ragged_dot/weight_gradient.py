@@ -7,8 +7,8 @@ Axis letters as in `forward`, and: P passes. The kernel makes ``out[g] = lhs[row
             rows of other groups in its first and last row tile are zeroed in place
             for each piece of the part's K: product; the last chunk's goes out, rounded, the others' are summed in f32
 
-A group without rows has one chunk without rows, so zeros go out. Where a chip has several cores that work
-together, each makes a part of the columns.
+A group without rows has one chunk without rows, so zeros go out. The columns may be
+made in parts, which a chip's cores share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .common import RowCopies, advance, aligned, core_columns, each_part, product, with_height
+from .common import RowCopies, advance, aligned, each_part, part_columns, product, with_height
 from .tiles import LANES, WeightConfig, row_tile
 
 
@@ -43,9 +43,8 @@ def _kernel(
     out_flags: Any,
     *,
     config: WeightConfig,
-    cores: int,
 ) -> None:
-    grad, out = core_columns(grad, cores), core_columns(out, cores)
+    grad, out = part_columns(grad, config.parts), part_columns(out, config.parts)
     m = lhs.shape[0]
     groups, k, n = out.shape
     tile = row_tile(lhs.dtype)
@@ -194,7 +193,7 @@ def _kernel(
         wait_for(slot)
 
 
-@functools.partial(jax.jit, static_argnames=("groups", "out_dtype", "config", "cores", "interpret"))
+@functools.partial(jax.jit, static_argnames=("groups", "out_dtype", "config", "interpret"))
 def gmm_weights(
     lhs: jax.Array,
     grad: jax.Array,
@@ -204,12 +203,11 @@ def gmm_weights(
     groups: int,
     out_dtype: Any,
     config: WeightConfig,
-    cores: int = 1,
     interpret: Any,
 ) -> jax.Array:
     """For each group, the product of its rows of `lhs` [M, K] and `grad` [M, N] over the rows.
 
-    M is a multiple of the row tile, N of the lanes of all `cores`.
+    M is a multiple of the row tile.
 
     Returns: [groups, K, N] in `out_dtype`; zeros for a group without rows.
     """
@@ -217,15 +215,15 @@ def gmm_weights(
     n = grad.shape[1]
     smem = pl.BlockSpec(memory_space=pltpu.SMEM)
     hbm = pl.BlockSpec(memory_space=pl.ANY)
-    columns = min(config.columns, n // cores)
+    columns = min(config.columns, n // config.parts)
     moved = (
         sum(a.size * a.dtype.itemsize for a in (lhs, grad)) + groups * k * n * jnp.dtype(out_dtype).itemsize
     )
     return pl.pallas_call(
-        functools.partial(_kernel, config=config, cores=cores),
+        functools.partial(_kernel, config=config),
         name="ragged_dot_weights",
         out_shape=jax.ShapeDtypeStruct((groups, k, n), out_dtype),
-        grid=(cores,),
+        grid=(config.parts,),
         in_specs=[smem, smem, hbm, hbm],
         out_specs=hbm,
         scratch_shapes=[

@@ -23,6 +23,7 @@ from .tiles import (
     Chip,
     WeightConfig,
     axis_parts,
+    divisible,
     overlapped,
     ranked,
     read_config,
@@ -43,10 +44,9 @@ class WeightProduct:
     """A weight gradient, ``[m, k]`` and ``[m, n]`` to ``[groups, k, n]``: a problem of `tpu_ops.tables`.
 
     Attributes:
-      m, k, n, groups: axes; of n, what a core makes.
+      m, k, n, groups: axes.
       sizes: number of group sizes; `groups` of them have their weights here.
       dtype: of the operands and of the result.
-      cores: that make n columns each.
     """
 
     m: int
@@ -55,7 +55,6 @@ class WeightProduct:
     groups: int
     sizes: int
     dtype: str = "bfloat16"
-    cores: int = 1
 
     operation = "weight_gradient"
 
@@ -65,12 +64,13 @@ class WeightProduct:
 
     @property
     def variant(self) -> dict[str, Any]:
-        return {"dtype": self.dtype, **({"cores": self.cores} if self.cores > 1 else {})}
+        return {"dtype": self.dtype}
 
     def candidates(self, tpu: str) -> list[WeightConfig]:
         """The configs that fit into the vector memory of `tpu`, likeliest best first; the smallest if none does."""
         budget = vmem_budget(tpu)
-        configs = list(dict.fromkeys(self._configs(budget)))
+        parts = CHIPS[tpu].cores if divisible(self.n, CHIPS[tpu].cores) else 1
+        configs = list(dict.fromkeys(self._configs(budget, parts)))
         fitting = [config for config in configs if self.vmem_bytes(config) <= budget]
         if not fitting:
             return [min(configs, key=self.vmem_bytes)]
@@ -87,7 +87,8 @@ class WeightProduct:
             config.height % self._tile == 0
             and config.rows % config.height == 0
             and config.depth in _divisors(self.k)
-            and config.columns in _divisors(self.n)
+            and divisible(self.n, config.parts)
+            and config.columns in _divisors(self.n // config.parts)
             and (config.piece == config.depth or (config.piece % LANES == 0 and config.piece < config.depth))
             and config.buffers >= 2
             and not self._is_long(config)
@@ -107,14 +108,13 @@ class WeightProduct:
                 groups=self.groups,
                 out_dtype=jnp.dtype(self.dtype),
                 config=config,
-                cores=self.cores,
                 interpret=False,
             )
 
         rows = round_up(self.m, self._tile)
         arguments = {
             "lhs": jax.ShapeDtypeStruct((rows, self.k), self.dtype),
-            "grad": jax.ShapeDtypeStruct((rows, self.n * self.cores), self.dtype),
+            "grad": jax.ShapeDtypeStruct((rows, self.n), self.dtype),
             "group_sizes": jax.ShapeDtypeStruct((self.sizes,), "int32"),
         }
         if self.sizes > self.groups:
@@ -152,13 +152,13 @@ class WeightProduct:
         multiplied = sum(range(config.height, config.rows + 1, config.height)) * config.piece * config.columns
         return multiplied > LONGEST_PROGRAM and config.piece > 2 * LANES
 
-    def _configs(self, budget: int) -> Iterator[WeightConfig]:
+    def _configs(self, budget: int, parts: int) -> Iterator[WeightConfig]:
         most = round_up(self.m, self._tile)
         for height in (256, 512):
             tall = range(height, min(MOST_ROWS, most) + 1, height)
             for rows in [most] if most < height else tall:
                 for depth in _divisors(self.k):
-                    for columns in _divisors(self.n):
+                    for columns in _divisors(self.n // parts):
                         for piece in _pieces(depth):
                             for buffers in (3, 2):
                                 for stages in sorted({2, -(-depth // piece)}):
@@ -171,13 +171,14 @@ class WeightProduct:
                                         buffers,
                                         stages,
                                         budget,
+                                        parts,
                                     )
                                     if not self._is_long(config):
                                         yield config
 
     def _seconds(self, config: WeightConfig, chip: Chip) -> float:
         """Roughly how long a core takes where all groups have about the same rows."""
-        groups, k, n, size = self.groups, self.k, self.n, self._size
+        groups, k, n, size = self.groups, self.k, self.n // config.parts, self._size
         m = -(-self.m * groups // self.sizes)
         span = m // groups + self._tile
         chunks = -(-span // config.rows)

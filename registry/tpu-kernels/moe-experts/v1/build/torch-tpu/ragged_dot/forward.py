@@ -23,7 +23,8 @@ holds all its pieces, so that several chunks share them; else a chunk is a visit
 
 Few rows (`resident`): all of lhs and of the result stay in vector memory, and chunks are slices of them.
 
-Where a chip has several cores that work together, each makes a part of the columns, from all rows.
+The columns may be made in parts, each from all rows: by a chip's cores together, or one after the other where rows cost
+less to read again than weights.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .common import RowCopies, advance, aligned, core_columns, each_part, product, with_height
+from .common import RowCopies, advance, aligned, each_part, part_columns, product, with_height
 from .epilogue import Epilogue
 from .quantised import COLUMNS, PER_WORD, int8_product, is_mxfp4, mxfp4_product, terms_of
 from .tiles import LANES, SUBLANES, Config, heights, round_up, row_tile
@@ -50,7 +51,7 @@ class _Pieces:
     """How the weights of a group are cut, and where each piece lies.
 
     `whole` pieces of `columns` columns of the result, then one of `rest`; each in `parts` parts of K, in order. The
-    result has `n` columns here, on this core, from `first` on.
+    part of the result that is made here has `n` columns, from `first` on.
     Quantised weights have `scales`, their ring, and for MXFP4 the `terms` that its products use.
     """
 
@@ -217,7 +218,6 @@ def _kernel(
     config: Config,
     epilogue: Epilogue,
     transpose_rhs: bool,
-    cores: int,
     quantised: bool,
     interpreted: bool,
 ) -> None:
@@ -225,7 +225,7 @@ def _kernel(
     biases, refs = refs[: epilogue.branches * epilogue.bias], refs[epilogue.branches * epilogue.bias :]
     out, group, first, last, going_out, ring, x, y, carry, sums, ring_flags, x_flags, y_flags, *refs = refs
     scale_ring, terms = (*refs, None, None)[:2]
-    out, biases = core_columns(out, cores), [core_columns(bias, cores) for bias in biases]
+    out, *biases = (part_columns(ref, config.parts) for ref in (out, *biases))
     m, k = lhs.shape
     tile = row_tile(lhs.dtype)
     chunk, slots, buffers, resident = config.rows, config.slots, config.buffers, config.resident
@@ -233,7 +233,7 @@ def _kernel(
     pieces = _Pieces(
         k,
         n,
-        pl.program_id(0) * n if cores > 1 else 0,
+        pl.program_id(0) * n if config.parts > 1 else 0,
         weights,
         ring,
         ring_flags,
@@ -423,9 +423,7 @@ def _kernel(
     send(aligned(end + tile - 1, tile), jnp.int32(m))
 
 
-@functools.partial(
-    jax.jit, static_argnames=("transpose_rhs", "out_dtype", "epilogue", "config", "cores", "interpret")
-)
+@functools.partial(jax.jit, static_argnames=("transpose_rhs", "out_dtype", "epilogue", "config", "interpret"))
 def gmm(
     lhs: jax.Array,
     rhs: jax.Array,
@@ -438,7 +436,6 @@ def gmm(
     out_dtype: Any,
     config: Config,
     epilogue: Epilogue = PLAIN,
-    cores: int = 1,
     interpret: Any = False,
 ) -> jax.Array:
     """The grouped product, without a gradient of its own: see `functions.ragged_dot`.
@@ -449,13 +446,12 @@ def gmm(
       group_sizes: [S] int32. group_offset: [1] int32, within 0..S-G.
       bias: [G, N], with `epilogue.bias`.
       scale: [G, B, N] f32 of int8 weights, or the exponents of MXFP4. `config.depth` is K then.
-      cores: that make a part of the columns each; these are a multiple of as many lanes.
     Returns: [M, N], or [M, N/2] with a gate, in `out_dtype`.
     """
     m, k = lhs.shape
     groups = rhs.shape[0]
     n = epilogue.narrow(rhs.shape[1 if transpose_rhs else 2])
-    columns = min(config.columns, n // cores)
+    columns = min(config.columns, n // config.parts)
     wide = columns * epilogue.columns
     visits = groups + (0 if config.by_group else pl.cdiv(m, config.rows))
     mxfp4 = is_mxfp4(rhs)
@@ -487,13 +483,12 @@ def gmm(
             config=config,
             epilogue=epilogue,
             transpose_rhs=transpose_rhs,
-            cores=cores,
             quantised=scale is not None,
             interpreted=interpret is not False,
         ),
         name="ragged_dot",
         out_shape=jax.ShapeDtypeStruct((m, n), out_dtype),
-        grid=(cores,),
+        grid=(config.parts,),
         in_specs=[smem, smem, hbm, hbm, *[hbm] * len(scales), *[vmem] * len(biases)],
         out_specs=hbm,
         scratch_shapes=[
@@ -501,8 +496,8 @@ def gmm(
             pltpu.SMEM((config.buffers,), jnp.int32),
             pltpu.VMEM((config.slots, epilogue.branches, *block), rhs.dtype),
             pltpu.VMEM((*rows, k), lhs.dtype),
-            pltpu.VMEM((*rows, n // cores), out_dtype),
-            pltpu.VMEM(unused if config.resident else (row_tile(lhs.dtype), n // cores), out_dtype),
+            pltpu.VMEM((*rows, n // config.parts), out_dtype),
+            pltpu.VMEM(unused if config.resident else (row_tile(lhs.dtype), n // config.parts), out_dtype),
             pltpu.VMEM(
                 (epilogue.branches, config.rows, wide) if k > config.depth else (1, *unused), jnp.float32
             ),

@@ -18,7 +18,7 @@ from .epilogue import Epilogue
 from .forward import PLAIN, gmm
 from .forward_tiles import Product, interpreted_config
 from .quantised import dequantise, is_mxfp4, packed_depth
-from .tiles import LANES, SUBLANES, Config, cores_for, round_up, row_tile
+from .tiles import LANES, SUBLANES, Config, round_up, row_tile
 from .tpu_ops import tables
 from .weight_gradient import gmm_weights
 from .weight_tiles import WeightProduct, interpreted_weight_config
@@ -129,7 +129,6 @@ def _ragged_dot(
     if not is_mxfp4(rhs) and stored_transposed(*rhs.shape[1:]):
         # As XLA stores it, so that the kernel's operand is the buffer itself and not a copy.
         rhs, transpose_rhs = jnp.swapaxes(rhs, 1, 2), not transpose_rhs
-    cores = 1 if static.interpret is True else cores_for(n_padded, static.tpu)
     if static.config is not None:
         config = static.config
     elif static.interpret is True:
@@ -138,7 +137,7 @@ def _ragged_dot(
         product = Product(
             m,
             k_padded,
-            n_padded // cores,
+            n_padded,
             rhs.shape[0],
             group_sizes.shape[0],
             str(lhs.dtype),
@@ -147,7 +146,6 @@ def _ragged_dot(
             wide // n_padded,
             "" if scale is None else str(rhs.dtype),
             0 if scale is None else scale.shape[1],
-            cores,
         )
         config = tables.choose(product, static.tpu)
     # Copies are of whole row tiles; one copy of everything needs only whole registers.
@@ -163,7 +161,6 @@ def _ragged_dot(
         out_dtype=out_dtype,
         epilogue=epilogue,
         config=config,
-        cores=cores,
         interpret=static.interpret,
     )
     return out[:m, :n]
@@ -293,12 +290,11 @@ def _weight_gradient(
     swap = stored_transposed(a_padded, b_padded)
     if swap:
         left, right, a_padded, b_padded = right, left, b_padded, a_padded
-    cores = 1 if static.interpret is True else cores_for(b_padded, static.tpu)
     if static.interpret is True:
         config = interpreted_weight_config(m, a_padded, b_padded, rhs.dtype)
     else:
         sizes = group_sizes.shape[0]
-        product = WeightProduct(m, a_padded, b_padded // cores, groups, sizes, str(rhs.dtype), cores)
+        product = WeightProduct(m, a_padded, b_padded, groups, sizes, str(rhs.dtype))
         config = tables.choose(product, static.tpu)
     rows = round_up(m, row_tile(left.dtype))
     out = gmm_weights(
@@ -309,7 +305,6 @@ def _weight_gradient(
         groups=groups,
         out_dtype=rhs.dtype,
         config=config,
-        cores=cores,
         interpret=static.interpret,
     )
     return (jnp.swapaxes(out, 1, 2) if swap else out)[:, :a, :b]
