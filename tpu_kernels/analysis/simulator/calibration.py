@@ -81,6 +81,7 @@ class Calibration(_Record):
         generation: v5e, v5p, v6e or tpu7x.
         clock_ghz: Of the core.
         peak_tflops: Of the matrix units in bf16, as published, of one device.
+        cores: Of one device, that a kernel may be divided between.
         delay_slots: Bundles that are run after a branch; None: the program tells.
         matrix, memory: Its parts.
         op_us: What is taken for the start of an op of XLA's; an assumption.
@@ -92,6 +93,7 @@ class Calibration(_Record):
     generation: str
     clock_ghz: float
     peak_tflops: float
+    cores: int = 1
     delay_slots: int | None
     matrix: Matrix
     memory: Memory

@@ -67,9 +67,9 @@ def run(
     return Trace(machine.steps, machine.events, machine.delays)
 
 
-def count_cores(schedule: Schedule) -> int:
-    """Cores of the chip that may work on a kernel: both of two where its program asks which one runs it."""
-    return 2 if _CORE_INDEX in _allocate(schedule) else 1
+def asks_for_core(schedule: Schedule) -> bool:
+    """Whether a program asks which of the chip's cores runs it."""
+    return _CORE_INDEX in _allocate(schedule)
 
 
 class _Machine:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .blocks import Block, find_blocks
 from .calibration import Calibration
-from .executor import count_cores, run
+from .executor import asks_for_core, run
 from .ir import Schedule
 from .models import FifoDma, QueuedMatrix
 from .parser import parse_bundles
@@ -83,9 +83,10 @@ def follow(
         SimulationError: That cannot be told.
     """
     granule = calibration.memory.granule_bytes
+    cores = calibration.cores if asks_for_core(kernel.schedule) else 1
     traces = [
         run(kernel.schedule, kernel.blocks, data, copied, granule=granule, names=names, core=core)
-        for core in range(count_cores(kernel.schedule))
+        for core in range(cores)
     ]
     # What a kernel does not divide is done by the first core, while the others wait for it.
     return [
