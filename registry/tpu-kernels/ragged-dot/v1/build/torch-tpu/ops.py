@@ -272,7 +272,7 @@ def pack_mxfp4(blocks: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     Args:
       blocks: [G, N, K/32, 16] uint8: along K two E2M1 codes a byte, the first in the low bits, as in gpt-oss's
         ``gate_up_proj_blocks``.
-      scales: [G, N, K/32] uint8: E8M0, the exponent of each 32 numbers plus 127, within 1..252.
+      scales: [G, N, K/32] uint8: E8M0, the exponent of each 32 numbers plus 127, within 2..252.
 
     Returns: words [G, K'/8, N] int32, with K' = K rounded up to 128, and exponents [G, B, N] uint8, with B = K/32
       rounded up to 32: `rhs` and `rhs_scale` of `ragged_dot`.

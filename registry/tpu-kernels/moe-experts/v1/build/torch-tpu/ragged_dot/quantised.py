@@ -30,8 +30,8 @@ from .tiles import LANES, round_up
 BLOCK, UNIT, PER_WORD = 32, 128, 8
 # Exponents of a column come in multiples of this: XLA would copy other shapes to pad them.
 EXPONENTS = 32
-# An exponent of 0 would make subnormal numbers, one above 252 overflows with the largest code.
-LEAST_EXPONENT, MOST_EXPONENT = 1, 252
+# Below, 0.5 would be a subnormal number; above, 6 would be too large.
+LEAST_EXPONENT, MOST_EXPONENT = 2, 252
 # Columns that one product takes.
 COLUMNS = 1024
 
@@ -59,7 +59,7 @@ def pack_mxfp4(blocks: jax.Array, scales: jax.Array) -> tuple[jax.Array, jax.Arr
 
     Args:
       blocks: [G, N, K/32, 16] uint8, two codes a byte, the first in the low bits.
-      scales: [G, N, K/32] uint8, exponents plus 127; held within 1..252.
+      scales: [G, N, K/32] uint8, exponents plus 127; held within 2..252.
 
     Returns: words [G, K'/8, N] int32, where K' is K rounded up to 128, with zeros after K; and exponents [G, B, N]
       uint8, where B is K/32 rounded up to 32, as XLA pads it in memory.
