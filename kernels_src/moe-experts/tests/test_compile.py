@@ -37,7 +37,6 @@ REPRESENTATIVE = [
     ("qwen3-30b-a3b-ep8", 64, "int8"),
     ("gpt-oss-20b-ep8", 8, "int8"),
     ("qwen3-30b-a3b-ep8", 64, "mxfp4"),
-    ("gpt-oss-20b-ep8", 8, "mxfp4"),
 ]
 WHOLE = [
     (case.name, tokens, dtype)
@@ -68,26 +67,25 @@ def _job(generation: str, name: str, tokens: int, dtype: str) -> analysis.Job:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     experts, hidden, inner = case.experts, case.hidden, case.intermediate
-    into, back = (case.rows, hidden), (hidden, inner)
-    if case.form.get("transposed"):
-        into, back = into[::-1], back[::-1]
+    form, products = case.form, ((hidden, case.rows), (inner, hidden))  # K, N
+    scales: list[jax.ShapeDtypeStruct] = []
+    if weights == "mxfp4":
+        form = {**form, "transposed": True}
+        held = [array(experts, packed_depth(k) // PER_WORD, n, dtype="int32") for k, n in products]
+        scales = [array(experts, exponents_of(k), n, dtype="uint8") for k, n in products]
+    else:
+        order = 1 if form.get("transposed") else -1
+        held = [array(experts, *axes[::order], dtype=weights) for axes in products]
+        if weights == "int8":
+            scales = [array(experts, n, dtype="float32") for _, n in products]
     arguments = [
         array(tokens, hidden),
         array(tokens, case.choices, dtype=jnp.int32),
         array(tokens, case.choices, dtype=jnp.float32),
-        array(experts, *into, dtype=weights),
-        array(experts, *back, dtype=weights),
+        *held,
+        *([array(experts, n) for _, n in products] if case.biased else [None, None]),
+        *scales,
     ]
-    vectors = [(experts, case.rows), (experts, hidden)]
-    arguments += [array(*vector) for vector in vectors] if case.biased else [None, None]
-    if weights == "int8":
-        arguments += [array(*vector, dtype="float32") for vector in vectors]
-    form = case.form
-    if weights == "mxfp4":
-        form = {**form, "transposed": True}
-        products = ((hidden, case.rows), (inner, hidden))
-        arguments[3:5] = [array(experts, packed_depth(k) // PER_WORD, n, dtype="int32") for k, n in products]
-        arguments += [array(experts, exponents_of(k), n, dtype="uint8") for k, n in products]
     # A new function each time: jax would else take one generation's trace for another.
     function = functools.partial(functions.fused_experts, tpu=generation, **form)
     return analysis.Job(function, tuple(arguments), generation)
