@@ -81,6 +81,15 @@ BAD = {
         "down_proj is torch.bfloat16; it must be torch.float32",
     ),
     "scale": (bad(gate_up_scale=torch.ones(E, 2 * I)), r"down_scale go together; give both or none"),
+    "words": (
+        bad(
+            gate_up_proj=torch.ones(E, 16, 2 * I, dtype=torch.int32),
+            gate_up_scale=torch.zeros(E, 32, 2 * I).byte(),
+            down_proj=torch.ones(E, 16, H, dtype=torch.int32),
+            down_scale=torch.zeros(E, 32, H).byte(),
+        ),
+        "gate_up_proj is MXFP4, whose words have K before N",
+    ),
     "dtype": (bad(hidden_states=torch.ones(T, H).half()), r"float16; supported: bfloat16 and float32"),
     "one bias": (bad(gate_up_bias=torch.ones(E, 2 * I)), r"go together; give both or none"),
     "bias": (

@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tpu_kernels.errors import TpuKernelsError
 
@@ -102,6 +104,54 @@ def test_bias_and_gate_agree_with_torch(kernel, device, gating):
         assert relative_l2(a, e) <= TOLERANCE[torch.float32]
 
 
+def quantised(kind, device):
+    """Weights [3, 128, 64] and scale, with what tells of their layout, and their values."""
+    if kind == "int8":
+        weights, scale = torch.randint(-127, 128, (3, 64, 128), dtype=torch.int8), torch.rand(3, 64) / 500
+        values = (weights * scale[:, :, None]).transpose(1, 2)
+        return weights.to(device), scale.to(device), {"transpose_rhs": True}, values
+    blocks = torch.randint(0, 256, (3, 64, 4, 16), dtype=torch.uint8)
+    scales = torch.randint(119, 123, (3, 64, 4), dtype=torch.uint8)
+    return (
+        blocks.to(device),
+        scales.to(device),
+        {},
+        convert_moe_packed_tensors(blocks, scales, dtype=torch.float32),
+    )
+
+
+@pytest.mark.parametrize("kind", ["int8", "mxfp4"])
+def test_quantised_weights_agree_with_their_values(kernel, device, backend, kind):
+    weights, scale, layout, values = quantised(kind, device)
+    if kind == "mxfp4":
+        weights, scale = kernel.pack_mxfp4(weights, scale)
+    lhs, sizes = torch.randn(24, 128), [9, 0, 12]
+
+    def product(left):
+        return kernel.ragged_dot(left, weights, torch.tensor(sizes, device=device), rhs_scale=scale, **layout)
+
+    def run(function, device):
+        left = lhs.clone().to(device).requires_grad_()
+        out = function(left)
+        out.sin().sum().backward()
+        return out, left.grad
+
+    expected = run(lambda left: reference(left, values, sizes), "cpu")
+    for function in (product, torch.compile(product, backend=backend, fullgraph=True)):
+        for a, e in zip(run(function, device), expected, strict=True):
+            assert relative_l2(a, e) <= TOLERANCE[torch.float32]
+
+
+def test_packed_weights_survive_a_file(kernel, device, tmp_path):
+    blocks, scales, _, values = quantised("mxfp4", device)
+    words, exponents = kernel.pack_mxfp4(blocks, scales)
+    save_file({"words": words.cpu(), "exponents": exponents.cpu()}, tmp_path / "weights.safetensors")
+    read = {name: t.to(device) for name, t in load_file(tmp_path / "weights.safetensors").items()}
+    identity, sizes = torch.eye(128).to(device), torch.tensor([0, 128, 0], device=device)
+    out = kernel.ragged_dot(identity, read["words"], sizes, rhs_scale=read["exponents"])
+    torch.testing.assert_close(out.cpu(), values[1], rtol=0, atol=0)
+
+
 def test_no_rows_at_all(kernel, device):
     out = kernel.ragged_dot(
         torch.empty(0, 64).to(device), torch.ones(2, 64, 64).to(device), torch.tensor([0, 0]).to(device)
@@ -155,6 +205,27 @@ BAD = {
     ),
     "no activation": ((LHS, RHS, SIZES), {"gating": "interleaved"}, r"activation is None; with gating"),
 }
+INT8, WORDS = RHS.to(torch.int8), torch.zeros(4, 16, 32, dtype=torch.int32)
+BAD |= {
+    "no scale": ((LHS, INT8, SIZES), {}, r"rhs is torch.int8; both must be the same, or rhs quantised"),
+    "scale": ((LHS, INT8, SIZES), {"rhs_scale": torch.ones(4, 31)}, r"shape \(4, 31\);.* \(4, 32\)"),
+    "parts": ((LHS, INT8, SIZES), {"rhs_scale": torch.ones(4, 2, 32)}, r"has 2 parts for K = 64; .* of 128"),
+    "int8 with exponents": (
+        (LHS, INT8, SIZES),
+        {"rhs_scale": torch.zeros(4, 32, 32).byte()},
+        r"rhs is torch.int8 and rhs_scale torch.uint8; they must be int8 and float32",
+    ),
+    "transposed words": (
+        (LHS, WORDS, SIZES),
+        {"rhs_scale": torch.zeros(4, 32, 32).byte()},
+        r"rhs is MXFP4, whose words have K before N",
+    ),
+    "words of another K": (
+        (torch.ones(16, 256), WORDS, SIZES),
+        {"rhs_scale": torch.zeros(4, 32, 32).byte(), "transpose_rhs": False},
+        r"rhs has shape \(4, 16, 32\).*has words \(4, 32, 32\) and exponents \(4, 32, 32\)",
+    ),
+}
 BAD_VALUES = {
     "negative": ((LHS, RHS, torch.tensor([-1, 4, 4, 4])), {}, r"group_sizes holds -1"),
     "sum": ((LHS, RHS, torch.tensor([9, 4, 4, 4])), {}, r"sum to 21, but lhs has 16 rows"),
@@ -173,6 +244,14 @@ def test_bad_input_is_one_clear_error(kernel, device, tensors, static, message):
 def test_bad_values_are_refused_where_they_are_at_hand(kernel, tensors, static, message):
     with pytest.raises(TpuKernelsError, match=message):
         kernel.ragged_dot(*tensors, transpose_rhs=True, **static)
+
+
+def test_exponents_that_bfloat16_has_no_numbers_for_are_refused(kernel):
+    blocks = torch.zeros(1, 64, 4, 16, dtype=torch.uint8)
+    with pytest.raises(TpuKernelsError, match=r"scales are within 1\.\.255; .* for 2\.\.252"):
+        kernel.pack_mxfp4(blocks, torch.tensor([1, 5, 9, 255]).byte().expand(1, 64, 4))
+    with pytest.raises(TpuKernelsError, match=r"blocks has shape .*; with scales \(1, 64, 3\)"):
+        kernel.pack_mxfp4(blocks, torch.full((1, 64, 3), 9).byte())
 
 
 def test_unknown_activation(kernel, device):

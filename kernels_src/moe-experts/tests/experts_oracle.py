@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from moe_experts.ragged_dot.quantised import dequantise, pack_mxfp4
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 
@@ -53,7 +54,16 @@ def fused_experts(
     up_offset=0.0,
 ) -> np.ndarray:
     x, weights, into, back = (f64(a) for a in (hidden_states, top_k_weights, gate_up_proj, down_proj))
-    if gate_up_scale is not None:
+    if gate_up_scale is not None and gate_up_scale.dtype == jnp.uint8:
+        inner = gate_up_proj.shape[2] // (2 if gated else 1)
+        into, back = (
+            f64(dequantise(weights, scale, k=k, transposed=False))
+            for weights, scale, k in (
+                (gate_up_proj, gate_up_scale, x.shape[1]),
+                (down_proj, down_scale, inner),
+            )
+        )
+    elif gate_up_scale is not None:
         into = into * f64(np.expand_dims(gate_up_scale, 1 if transposed else 2))
         back = back * f64(np.expand_dims(down_scale, 1 if transposed else 2))
     index = np.asarray(top_k_index)
@@ -105,11 +115,15 @@ def layer(
     dtype: str = "float32",
     routing: str = "float32",
     biased: bool = False,
-    quantised: bool = False,
+    quantised: str | None = None,
     seed: int = 0,
     **form: Any,
 ) -> Layer:
-    """A layer whose experts without tokens are poisoned: NaN and inf in weights and biases."""
+    """A layer whose experts without tokens are poisoned: NaN and inf in weights and biases.
+
+    Args:
+      quantised: "int8" or "mxfp4".
+    """
     rng = np.random.default_rng(seed)
     transposed = form.get("transposed", False)
     rows = intermediate * (2 if form.get("gated", True) else 1)
@@ -126,7 +140,15 @@ def layer(
         normal(*(back[::-1] if transposed else back), scale=intermediate**-0.5),
     )
     scales = ()
-    if quantised:
+    if quantised == "mxfp4":
+        packed = []
+        for n, k in ((rows, hidden), (hidden, intermediate)):
+            blocks = rng.integers(0, 256, (experts, n, k // 32, 16), np.uint8)
+            exponents = rng.integers(118, 123, (experts, n, k // 32)).astype(np.uint8)
+            exponents[idle] = 252  # the largest numbers there are
+            packed.append(pack_mxfp4(jnp.asarray(blocks), jnp.asarray(exponents)))
+        weights, scales = zip(*packed, strict=True)
+    if quantised == "int8":
         # Scales of every order; those of experts without tokens are poisoned as weights are.
         scales = tuple(
             jnp.asarray(np.where(np.isin(np.arange(experts), idle)[:, None], np.nan, rng.lognormal(size=(experts, n))))

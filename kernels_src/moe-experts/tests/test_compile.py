@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from moe_experts import functions
 from moe_experts.cases import CASES, TOKENS, Case
+from moe_experts.ragged_dot.quantised import PER_WORD, exponents_of, packed_depth
 
 from tpu_kernels import analysis
 
@@ -35,14 +36,13 @@ REPRESENTATIVE = [
     ("mixtral-8x7b-ep8", 8, "bfloat16"),
     ("qwen3-30b-a3b-ep8", 64, "int8"),
     ("gpt-oss-20b-ep8", 8, "int8"),
+    ("qwen3-30b-a3b-ep8", 64, "mxfp4"),
 ]
 WHOLE = [
     (case.name, tokens, dtype)
     for case in CASES
     for tokens in TOKENS
-    for dtype in ("bfloat16", "float32", "int8")
-    # (Int8 weights that a call has no room for are made floats by XLA.)
-    if dtype != "int8" or tokens < 512
+    for dtype in ("bfloat16", "float32", "int8", "mxfp4")
 ]
 WHOLE += [("odd", tokens, dtype) for tokens in (1, 5, 130) for dtype in ("bfloat16", "float32")]
 ODD = Case("odd", 2, 4, 4, 100, 36, biased=True)
@@ -61,28 +61,33 @@ def test_whole_matrix_compiles(generation):
 
 def _job(generation: str, name: str, tokens: int, dtype: str) -> analysis.Job:
     case = BY_NAME.get(name, ODD)
-    weights, dtype = dtype, "bfloat16" if dtype == "int8" else dtype
+    weights, dtype = dtype, "bfloat16" if dtype in ("int8", "mxfp4") else dtype
 
     def array(*shape: int, dtype: str = dtype) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     experts, hidden, inner = case.experts, case.hidden, case.intermediate
-    into, back = (case.rows, hidden), (hidden, inner)
-    if case.form.get("transposed"):
-        into, back = into[::-1], back[::-1]
+    form, products = case.form, ((hidden, case.rows), (inner, hidden))  # K, N
+    scales: list[jax.ShapeDtypeStruct] = []
+    if weights == "mxfp4":
+        form = {**form, "transposed": True}
+        held = [array(experts, packed_depth(k) // PER_WORD, n, dtype="int32") for k, n in products]
+        scales = [array(experts, exponents_of(k), n, dtype="uint8") for k, n in products]
+    else:
+        order = 1 if form.get("transposed") else -1
+        held = [array(experts, *axes[::order], dtype=weights) for axes in products]
+        if weights == "int8":
+            scales = [array(experts, n, dtype="float32") for _, n in products]
     arguments = [
         array(tokens, hidden),
         array(tokens, case.choices, dtype=jnp.int32),
         array(tokens, case.choices, dtype=jnp.float32),
-        array(experts, *into, dtype=weights),
-        array(experts, *back, dtype=weights),
+        *held,
+        *([array(experts, n) for _, n in products] if case.biased else [None, None]),
+        *scales,
     ]
-    vectors = [(experts, case.rows), (experts, hidden)]
-    arguments += [array(*vector) for vector in vectors] if case.biased else [None, None]
-    if weights == "int8":
-        arguments += [array(*vector, dtype="float32") for vector in vectors]
     # A new function each time: jax would else take one generation's trace for another.
-    function = functools.partial(functions.fused_experts, tpu=generation, **case.form)
+    function = functools.partial(functions.fused_experts, tpu=generation, **form)
     return analysis.Job(function, tuple(arguments), generation)
 
 
@@ -91,7 +96,8 @@ def _compile(generation: str, programs: list[tuple[str, int, str]]) -> None:
     for program, report in zip(programs, reports, strict=True):
         assert report.compiled, f"{program}: {report.failure}"
         case = BY_NAME.get(program[0], ODD)
-        one_expert = case.hidden * case.intermediate * jnp.dtype(program[2]).itemsize
+        bits = 4 if program[2] == "mxfp4" else 8 * jnp.dtype(program[2]).itemsize
+        one_expert = case.hidden * case.intermediate * bits // 8
         if case is ODD:
             continue
         moved = [op for op in report.ops if op.kind in ("layout copy", "transpose", "pad", "copy", "move")]

@@ -35,9 +35,12 @@ LAYERS = {
     ),
     "biased": (9, 4, 8, 8, 96, 160, None, {"biased": True, **GPT_OSS}),
     "interleaved-many-tokens": (140, 1, 3, 3, 64, 96, None, {**GPT_OSS}),
-    "int8": (9, 2, 6, 8, 128, 256, None, {"dtype": "bfloat16", "quantised": True}),
+    "int8": (9, 2, 6, 8, 128, 256, None, {"dtype": "bfloat16", "quantised": "int8"}),
     "int8-gathered": (140, 1, 4, 4, 96, 160, Config(320, 96, 1, 1, 32, VMEM), {
-        "dtype": "bfloat16", "biased": True, "quantised": True, **GPT_OSS}),
+        "dtype": "bfloat16", "biased": True, "quantised": "int8", **GPT_OSS}),
+    "mxfp4": (9, 2, 6, 8, 160, 192, None, {"dtype": "bfloat16", "quantised": "mxfp4", "transposed": True}),
+    "mxfp4-gathered": (140, 1, 4, 4, 96, 160, Config(320, 96, 1, 1, 32, VMEM), {
+        "dtype": "bfloat16", "biased": True, "quantised": "mxfp4", **GPT_OSS}),
     "biased-not-transposed": (9, 4, 8, 8, 128, 256, None, {"biased": True}),
 }  # fmt: skip
 

@@ -32,8 +32,10 @@ FORMS = {
     "gpt-oss": {**GPT_OSS, "biased": True},
     "gpt-oss-not-transposed": {**GPT_OSS, "transposed": False, "biased": True},
     "clamped": {"limit": 0.5},
-    "int8": {"quantised": True},
-    "int8-gpt-oss": {**GPT_OSS, "biased": True, "quantised": True},
+    "int8": {"quantised": "int8"},
+    "int8-gpt-oss": {**GPT_OSS, "biased": True, "quantised": "int8"},
+    "mxfp4": {"quantised": "mxfp4", "transposed": True},
+    "mxfp4-gpt-oss": {**GPT_OSS, "biased": True, "quantised": "mxfp4"},
 }
 
 
@@ -58,7 +60,9 @@ def test_layer_agrees_with_float64(data):
     form = data.draw(st.sampled_from(list(FORMS)))
     tokens = data.draw(st.sampled_from([1, 3, 8, 16, 33]))
     choices, experts = data.draw(st.sampled_from([(1, 3), (2, 8), (4, 11)]))
-    hidden, intermediate = data.draw(st.sampled_from([(64, 64), (128, 96), (36, 100)]))
+    # (A block of MXFP4 is 32 numbers.)
+    odd = (160, 224) if FORMS[form].get("quantised") == "mxfp4" else (36, 100)
+    hidden, intermediate = data.draw(st.sampled_from([(64, 64), (128, 96), odd]))
     dtype, routing = data.draw(
         st.sampled_from([("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")])
     )
@@ -179,7 +183,7 @@ def test_gradient_and_many_tokens_agree_with_the_reference(form):
 
 def test_gradient_with_int8_weights():
     rng = np.random.default_rng(0)
-    made = layer(rng.integers(0, 5, (9, 3)), experts=5, hidden=64, intermediate=64, quantised=True)
+    made = layer(rng.integers(0, 5, (9, 3)), experts=5, hidden=64, intermediate=64, quantised="int8")
     states, index, routing, into, back, _, _, *scales = made.operands
     grad = jnp.asarray(rng.standard_normal(states.shape), jnp.float32)
 
@@ -192,6 +196,13 @@ def test_gradient_with_int8_weights():
 
     for actual, expected in zip(results(interpreted), results(reference.fused_experts), strict=True):
         assert relative_l2(actual, f64(expected)) <= 1e-5
+
+
+def test_many_tokens_with_mxfp4_weights():
+    """More than one call takes: the grouped matmuls read them as they are."""
+    index = np.random.default_rng(0).integers(0, 4, (1100, 2))
+    made = layer(index, experts=3, hidden=64, intermediate=64, quantised="mxfp4", transposed=True)
+    assert relative_l2(interpreted(*made.operands, **made.form), made.expected()) <= 1e-5
 
 
 def shape(tokens, dtype=jnp.bfloat16, hidden=2048, intermediate=768):

@@ -181,6 +181,10 @@ def fused_experts(
             gate_up_proj.dtype == torch.int32 or gate_up_scale.dim() == down_scale.dim() == 2,
             "gate_up_scale and down_scale have one number for each column, [E, U] and [E, H]",
         )
+        _check(
+            gate_up_proj.shape[0] == experts,
+            f"gate_up_proj has {gate_up_proj.shape[0]} experts and down_proj {experts}; both must have the same",
+        )
     elif transposed:
         _check_shape("down_proj", down_proj, (experts, inner, hidden), "[E, I, H]")
         _check_shape("gate_up_proj", gate_up_proj, (experts, hidden, rows), "[E, H, U]")

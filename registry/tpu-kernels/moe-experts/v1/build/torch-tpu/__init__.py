@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .layers import experts_forward
+from .layers import experts_forward, use_mxfp4
 from .ops import fused_experts
 from .ragged_dot.ops import pack_mxfp4
 
-__all__ = ["experts_forward", "fused_experts", "pack_mxfp4"]
+__all__ = ["experts_forward", "fused_experts", "pack_mxfp4", "use_mxfp4"]

@@ -11,11 +11,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .activations import Gate
 from .ops import DTYPES, fused_experts
 from .ragged_dot import layers as ragged
+from .ragged_dot.ops import pack_mxfp4
+from .ragged_dot.quantised import BLOCK
+from .tpu_ops import InputError
 
 
 def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -37,13 +41,16 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     name = "gate_up_proj" if form.gated else "up_proj"
     into = getattr(self, name)
     biases = (getattr(self, f"{name}_bias"), self.down_proj_bias) if self.has_bias else (None, None)
+    scales = (getattr(self, f"{name}_scale"), self.down_proj_scale) if _is_mxfp4(self) else (None, None)
+    dtype = into.dtype if into.is_floating_point() else hidden_states.dtype
     out = fused_experts(
-        hidden_states.to(into.dtype),
+        hidden_states.to(dtype),
         top_k_index,
         top_k_weights,
         into,
         self.down_proj,
-        *biases,
+        *(bias if bias is None else bias.to(dtype) for bias in biases),
+        *scales,
         transposed=self.is_transposed,
         activation=form.activation,
         gated=form.gated,
@@ -53,6 +60,41 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
         up_offset=form.up_offset,
     )
     return out.to(hidden_states.dtype)
+
+
+def use_mxfp4(module: Any, gate_up: tuple[Tensor, Tensor], down: tuple[Tensor, Tensor]) -> None:
+    """Gives an experts module MXFP4 weights in place of its own: `experts_forward` then reads a quarter of the bytes.
+
+    They are packed once, here, and are in the module's ``state_dict``: int32 ``gate_up_proj`` and ``down_proj``, uint8
+    ``gate_up_proj_scale`` and ``down_proj_scale``. They have no gradient. Only `experts_forward` can compute the module
+    then, not the model's own code.
+
+    Args:
+      module: as for `experts_forward`, with a gate, and weights stored with the contraction first, as gpt-oss's are.
+      gate_up, down: blocks [E, N, K/32, 16] and scales [E, N, K/32], uint8, as its checkpoints store them under
+        ``gate_up_proj_blocks`` and so on; on the device of the module's weights.
+
+    Raises:
+      InputError: the op cannot compute the module, or shapes and dtypes do not fit.
+
+    Example:
+      >>> experts = model.model.layers[0].mlp.experts  # doctest: +SKIP
+      >>> use_mxfp4(experts, (gate_up_blocks, gate_up_scales), (down_blocks, down_scales))  # doctest: +SKIP
+    """
+    form = _form(module)
+    if isinstance(form, str) or not module.is_transposed or not module.has_gate:
+        reason = form if isinstance(form, str) else "its weights are not stored with the contraction first"
+        raise InputError(f"{type(module).__name__} cannot have MXFP4 weights: {reason}")
+    for name, (blocks, scales) in (("gate_up_proj", gate_up), ("down_proj", down)):
+        experts, k, n = getattr(module, name).shape
+        if tuple(scales.shape) != (experts, n, k // BLOCK) or k % BLOCK:
+            raise InputError(
+                f"{name} has scales of shape {tuple(scales.shape)}; for weights {(experts, k, n)} they must be "
+                f"[E, N, K/{BLOCK}] = {(experts, n, k // BLOCK)}"
+            )
+        words, exponents = pack_mxfp4(blocks, scales)
+        setattr(module, name, torch.nn.Parameter(words, requires_grad=False))
+        module.register_buffer(f"{name}_scale", exponents)
 
 
 def explain(module: Any) -> ragged.Path:
@@ -73,7 +115,8 @@ def _form(module: Any) -> Gate | str:
     """What the experts of `module` compute, or why this op cannot."""
     into = getattr(module, "gate_up_proj" if module.has_gate else "up_proj", None)
     for name, weight in (("first", into), ("down_proj", getattr(module, "down_proj", None))):
-        if not isinstance(weight, Tensor) or weight.dim() != 3 or weight.dtype not in DTYPES:
+        held = isinstance(weight, Tensor) and (weight.dtype in DTYPES or _is_mxfp4(module))
+        if not held or weight.dim() != 3:
             return f"its {name} weight is no bfloat16 or float32 tensor with 3 axes"
     if module.has_post_expert_norm:
         return "its experts end in a norm"
@@ -84,6 +127,13 @@ def _form(module: Any) -> Gate | str:
     if known is None:
         return "it has a gate function of its own"
     return known(module) or _unknown_activation(module)
+
+
+def _is_mxfp4(module: Any) -> bool:
+    """Whether `module` has the weights that `use_mxfp4` gives one."""
+    return (
+        isinstance(getattr(module, "down_proj_scale", None), Tensor) and module.down_proj.dtype == torch.int32
+    )
 
 
 def _unknown_activation(module: Any) -> str:

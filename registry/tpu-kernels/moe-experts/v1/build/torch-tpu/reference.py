@@ -44,7 +44,7 @@ def fused_experts(
         """One expert's, [K, N]."""
         if scale is not None:
             scale = scale if scale.ndim == 2 else scale[None]
-            [values] = dequantise(values[None], scale[None], k=rows.shape[1], transposed=transposed)
+            [values] = dequantise(values[None], scale[None], k=rows.shape[1], transposed=not transposed)
         return values if transposed else values.T
 
     def one_expert(total: jax.Array, item: tuple[Any, ...]) -> tuple[jax.Array, None]:

@@ -1,0 +1,53 @@
+"""How a product's time, simulated, grows with its rows: no number of rows is much worse than the next."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from ragged_dot import functions
+
+from tpu_kernels import analysis
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="NOT RUN: libtpu is not installed"),
+    pytest.mark.timeout(1800),
+]
+
+GROUPS, K, N = 8, 2048, 1536  # Qwen3-30B-A3B's gate and up; all groups have rows, so the weights are the same
+GROWTH = 1.25
+# On both sides of each power of two, where the cut of a product changes.
+GRID = sorted({rows + more for rows in (8, 16, 32, 64, 128, 256, 512, 1024) for more in (0, 1)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tpu", ["v5e", "v5p", "v6e", "tpu7x"])
+def test_time_grows_with_rows_without_a_cliff(tpu):
+    _walk(tpu, GRID)
+
+
+def test_time_does_not_jump_where_rows_leave_a_tile():
+    _walk("v6e", [64, 65])
+
+
+def _walk(tpu: str, grid: list[int]) -> None:
+    times = {rows: _simulated(rows, tpu) for rows in grid}
+    growth = {after: times[after] / times[before] for before, after in itertools.pairwise(grid)}
+    assert max(growth.values()) <= GROWTH, f"{times}, in ms"
+
+
+def _simulated(rows: int, tpu: str) -> float:
+    """Milliseconds of the kernel and, estimated, of XLA's ops, with about the same rows in each group."""
+    sizes = np.full(GROUPS, rows // GROUPS, np.int32)
+    sizes[: rows % GROUPS] += 1
+    product = functools.partial(functions.ragged_dot, transpose_rhs=True, tpu=tpu)
+    arrays = [
+        jax.ShapeDtypeStruct(*array)
+        for array in (((rows, K), "bfloat16"), ((GROUPS, N, K), "bfloat16"), ((GROUPS,), "int32"))
+    ]
+    profile = analysis.simulate(product, *arrays, tpu=tpu, data={"group_sizes": sizes})
+    return profile.time_ms + profile.xla_ms
