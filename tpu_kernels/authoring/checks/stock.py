@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-import inspect
 import importlib.util
+import inspect
 from collections.abc import Iterator
 from types import ModuleType
 
