@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tpu_kernels import get_kernel
 from tpu_kernels.analysis.target import parse_target
-from tpu_kernels.analysis.workload import kernel_cases, models, parse_workload
+from tpu_kernels.analysis.workload import find_cases, kernel_cases, models, parse_workload
 from tpu_kernels.errors import AnalysisError
 
 
@@ -72,6 +72,19 @@ def test_a_kernel_tells_its_calls(kernel: ModuleType) -> None:
         kernel_cases(kernel, parse_workload("qwen3-30b-a3b:decode:8"), tpu="v5e", op="spam")
     with pytest.raises(AnalysisError, match="declares no cases"):
         kernel_cases(SimpleNamespace(__name__="plain"), parse_workload("qwen3-30b-a3b:decode:8"), tpu="v5e")
+
+
+def test_a_kernel_may_name_cases_of_its_own() -> None:
+    call = SimpleNamespace(op="double", part="small", arguments={"x": ((8, 128), "float32")}, static={})
+    kernel = SimpleNamespace(
+        __name__="own",
+        double=None,
+        cases=SimpleNamespace(benchmarks=lambda: [call], calls=lambda workload: []),
+    )
+    [case] = find_cases(kernel, "small", tpu="v5e")
+    assert (case.op, case.job.tpu, case.job.static["x"].shape) == ("double", "v5e", (8, 128))
+    with pytest.raises(AnalysisError, match=r"'large' is no case.*; the kernel's own cases are small"):
+        find_cases(kernel, "large", tpu="v5e")
 
 
 def test_training_has_the_gradient(kernel: ModuleType) -> None:

@@ -44,7 +44,7 @@ def python(script: str, *arguments: object) -> None:
     subprocess.run(command, check=True, timeout=300, env=os.environ | {"JAX_PLATFORMS": "cpu"})
 
 
-def test_from_nothing_to_other_peoples_programs(tmp_path: Path) -> None:
+def test_from_nothing_to_other_peoples_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, registry = tmp_path / "fast-gate", tmp_path / "registry"
     tpu_kernels("init", "acme/fast-gate", "--out", source)
     tpu_kernels("golden", source)
@@ -60,6 +60,7 @@ def test_from_nothing_to_other_peoples_programs(tmp_path: Path) -> None:
     if pytest.importorskip("kernels"):
         python(USE_IN_STOCK, registry)
 
+    monkeypatch.setenv("TPU_KERNELS_CACHE", str(tmp_path / "cache"))  # where passing is remembered
     selftest = (
         "selftest",
         "acme/fast-gate",
@@ -93,7 +94,7 @@ def test_every_template_passes_as_it_is(template: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["ragged-dot", "moe-experts", "attention"])
+@pytest.mark.parametrize("kernel", ["ragged-dot", "moe-experts", "attention", "rms-norm"])
 def test_the_kernels_of_this_repository_pass(kernel: str) -> None:
     report = check(Path(__file__).parents[2] / "kernels_src" / kernel)
     assert report.ok, str(report)

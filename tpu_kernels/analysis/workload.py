@@ -204,13 +204,49 @@ def kernel_cases(kernel: ModuleType, workload: Workload, *, tpu: str, op: str | 
         Case(
             f"{workload.name} {call.part}".rstrip(),
             call.op,
-            _job(getattr(kernel, call.op), call, workload, tpu),
+            _job(getattr(kernel, call.op), call, tpu, training=workload.phase == "train"),
         )
         for call in those
     ]
 
 
-def _job(op: Any, call: Any, workload: Workload, tpu: str) -> Job:
+def benchmark_cases(kernel: ModuleType, *, tpu: str) -> list[Case]:
+    """The calls that a kernel names itself, in its `cases.py`: `benchmarks()`, in the form of `calls`.
+
+    Args:
+        kernel: A loaded kernel.
+        tpu: What the jobs are for.
+    """
+    declared = getattr(getattr(kernel, "cases", None), "benchmarks", None)
+    calls = declared() if declared is not None else []
+    return [Case(call.part, call.op, _job(getattr(kernel, call.op), call, tpu)) for call in calls]
+
+
+def find_cases(kernel: ModuleType, name: str, *, tpu: str, op: str | None = None) -> list[Case]:
+    """The calls that a name stands for: one of the kernel's own benchmarks, else a workload.
+
+    Args:
+        kernel: A loaded kernel.
+        name: A benchmark's, or as `parse_workload` reads it.
+        tpu, op: As in `kernel_cases`.
+
+    Raises:
+        AnalysisError: There is no such case.
+    """
+    own = benchmark_cases(kernel, tpu=tpu)
+    if found := [case for case in own if case.name == name and op in (None, case.op)]:
+        return found
+    try:
+        return kernel_cases(kernel, parse_workload(name), tpu=tpu, op=op)
+    except AnalysisError as error:
+        if own:
+            raise AnalysisError(
+                f"{error}; the kernel's own cases are {', '.join(c.name for c in own)}"
+            ) from None
+        raise
+
+
+def _job(op: Any, call: Any, tpu: str, *, training: bool = False) -> Job:
     import jax
     import numpy as np
 
@@ -221,7 +257,7 @@ def _job(op: Any, call: Any, workload: Workload, tpu: str) -> Job:
         else:
             data[name] = np.asarray(value, np.int32)
             arrays[name] = jax.ShapeDtypeStruct(data[name].shape, data[name].dtype)
-    if workload.phase != "train":
+    if not training:
         return Job(op, (), tpu, {**arrays, **call.static}, data)
     function, arguments = _with_gradient(op, arrays, call.static, parse_target(tpu).generation)
     return Job(function, arguments, tpu, data=data)

@@ -155,9 +155,9 @@ def _leaves(result: Any) -> list[Any]:
     return [np.asarray(leaf).astype(np.float64) for leaf in jax.tree.leaves(result)]
 
 
-def declared(module: ModuleType, function: str = "examples") -> list[Example]:
-    """The calls that a loaded kernel declares; none where it has no such function."""
-    calls = getattr(getattr(module, "cases", None), function, None)
+def declared(module: ModuleType) -> list[Example]:
+    """The examples of a loaded kernel; none where it declares none."""
+    calls = getattr(getattr(module, "cases", None), "examples", None)
     return [
         Example(f"{call.op} {call.part}".rstrip(), getattr(module, call.op), call.arguments, call.static)
         for call in (calls() if calls is not None else ())

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .. import get_kernel
-from ..analysis.workload import Case, kernel_cases, parse_workload
+from ..analysis.workload import Case, find_cases
 
 PUBLISHER = "tpu-kernels"
 
@@ -17,7 +17,7 @@ KernelArgument = Annotated[
 ]
 CASE_HELP = (
     "A layer of a model, <model>:<phase>:<tokens> as in qwen3-30b-a3b:decode:64, with :tp8 or :ep8 behind it for "
-    "one of 8 chips; phases are decode, prefill and train. May be repeated."
+    "one of 8 chips; phases are decode, prefill and train; or a case that the kernel itself names. May be repeated."
 )
 
 
@@ -35,11 +35,7 @@ def load_cases(
     kernel: str, version: int | None, names: list[str], targets: list[str], op: str | None
 ) -> list[Case]:
     """The calls of the kernel's op in all cases, for all targets."""
-    workloads = [parse_workload(name) for name in names]
     module = load_kernel(kernel, version)
     return [
-        case
-        for workload in workloads
-        for target in targets
-        for case in kernel_cases(module, workload, tpu=target, op=op)
+        case for name in names for target in targets for case in find_cases(module, name, tpu=target, op=op)
     ]

@@ -10,6 +10,7 @@ import typer
 from .. import get_kernel, get_local_kernel
 from ..authoring.golden import Vector, run_golden
 from ..device import current
+from ..doctor.selftests import remember
 from .cases import repository
 from .output import AsJson, SourceName, Trusted, make_table, print_json, show
 
@@ -29,9 +30,11 @@ def selftest(
 
     Example: tpu-kernels selftest tpu-kernels/ragged-dot
 
-    For a new machine, or after an upgrade of torch_tpu or libtpu. (`verify` is about files: it runs nothing.)
+    For a new machine, or after an upgrade of torch_tpu or libtpu, of which `doctor` reminds. (`verify` is about files:
+    it runs nothing.)
     """
-    if kernel.startswith((".", "/", "~")) or Path(kernel).is_dir():
+    local = kernel.startswith((".", "/", "~")) or Path(kernel).is_dir()
+    if local:
         module = get_local_kernel(Path(kernel).expanduser())
     else:
         module = get_kernel(
@@ -40,6 +43,8 @@ def selftest(
     here = current()
     vectors = list(run_golden(module, device or ("cpu" if here.kind == "cpu" else "tpu")))
     passed = all(vector.passed for vector in vectors)
+    if passed and not local:
+        remember(repository(kernel))
     if as_json:
         print_json(kernel=module.__name__, device=device or here.describe(), passed=passed, vectors=vectors)
     else:

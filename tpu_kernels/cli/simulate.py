@@ -15,7 +15,6 @@ from rich.progress import Progress
 from .. import analysis, hub
 from ..analysis import cache
 from ..analysis.target import parse_target
-from ..analysis.workload import parse_workload
 from ..errors import AnalysisError
 from .cases import CASE_HELP, KernelArgument, load_cases, repository
 
@@ -105,8 +104,6 @@ def _key(
     build = hub.explain(repository(kernel), version=version).build
     if build is None or build.metadata.digest is None:
         return None
-    for name in names:
-        parse_workload(name)
     from ..analysis.simulator.fingerprint import simulator_fingerprint
 
     return cache.digest(simulator_fingerprint(), dict(build.metadata.digest.files), names, targets, op)

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..analysis.target import parse_target
+from ..analysis.workload import benchmark_cases
 from ..authoring.project import CONFIG_FILE
 from .cases import CASE_HELP, KernelArgument, load_kernel
 
@@ -63,8 +64,9 @@ def tune(
 
     targets = [name.strip() for name in tpu.split(",")]
     generations = [parse_target(name).generation for name in targets]
-    names = [name.strip() for given in case or DEFAULT_CASES for name in given.split(",")]
     with _subject(kernel, version) as subject:
+        own = [each.name for each in benchmark_cases(subject.module, tpu=targets[0])]
+        names = [name.strip() for given in case or own or DEFAULT_CASES for name in given.split(",")]
         tasks = tuning.find_tasks(subject, names, targets, op=op)
         tables: dict[str, Path] = {g: out / f"{g}.json" if out else subject.table(g) for g in generations}
         console = Console(stderr=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from . import caches, environment, integrations, machine, packages, sources
+from . import caches, environment, integrations, machine, packages, selftests, sources
 from .finding import Finding, Level
 
 __all__ = ["Finding", "Level", "examine"]
@@ -32,6 +32,7 @@ def examine(
         "environment": environment.examine,
         "sources": lambda: sources.examine(offline=offline),
         "caches": caches.examine,
+        "self-tests": selftests.examine,
         "integrations": lambda: integrations.examine(offline=offline),
     }
     for name, section in sections.items():

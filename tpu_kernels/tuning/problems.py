@@ -11,7 +11,7 @@ from typing import Any
 from ..analysis.compiler import Job
 from ..analysis.export import bind
 from ..analysis.target import parse_target
-from ..analysis.workload import kernel_cases, parse_workload
+from ..analysis.workload import find_cases
 from ..errors import TuningError
 from ..ops.tables import Problem
 from .subject import Subject
@@ -59,7 +59,7 @@ def find_tasks(
 
     Args:
         subject: The kernel.
-        cases: As `parse_workload` reads them.
+        cases: As `find_cases` knows them.
         targets: Generations.
         op: The kernel's op; the first of its cases unless given.
 
@@ -71,15 +71,14 @@ def find_tasks(
 
     tasks: dict[tuple[Any, str], Task] = {}
     for name in cases:
-        workload = parse_workload(name)
         for target in targets:
             compile_target = parse_target(target)
             generation = compile_target.generation
             # An op may be given what another is told: the layer as a whole has the experts of each token.
             known: dict[str, Any] = {}
-            for case in kernel_cases(subject.module, workload, tpu=target):
+            for case in find_cases(subject.module, name, tpu=target):
                 known |= case.job.data
-            for case in kernel_cases(subject.module, workload, tpu=target, op=op):
+            for case in find_cases(subject.module, name, tpu=target, op=op):
                 bound = bind(case.job.fn, case.job.args, case.job.static, generation)
                 with compile_target.mesh(), subject.tables.recording() as problems:
                     jax.eval_shape(bound.function, *bound.arguments)

@@ -9,9 +9,9 @@ from typing import Any
 from ...analysis import CompileReport, Job, compile_many
 from ...analysis.sizes import format_bytes
 from ...analysis.target import GENERATIONS
-from ...analysis.workload import kernel_cases, parse_workload
+from ...analysis.workload import benchmark_cases, kernel_cases, parse_workload
 from ...errors import AnalysisError
-from ..examples import Example, declared
+from ..examples import Example
 from .report import Figure, Finding
 from .subject import NotRun, Subject, describe
 
@@ -75,13 +75,12 @@ def check_speed(subject: Subject) -> Iterator[Finding]:
 
 def _jobs(subject: Subject, generation: str) -> list[tuple[str, Job]]:
     """The kernel's large calls; its small ones where it declares none, or only a part is looked at."""
-    examples = declared(subject.module, "benchmarks") if not subject.quick else []
-    if examples:
-        return [(example.name, _job(example, generation)) for example in examples]
-    if not subject.quick and hasattr(getattr(subject.module, "cases", None), "calls"):
-        workload = parse_workload(_WORKLOAD)
-        cases = kernel_cases(subject.module, workload, tpu=generation)
-        return [(f"{case.op} {case.name}", case.job) for case in cases]
+    if not subject.quick:
+        cases = benchmark_cases(subject.module, tpu=generation)
+        if not cases and hasattr(getattr(subject.module, "cases", None), "calls"):
+            cases = kernel_cases(subject.module, parse_workload(_WORKLOAD), tpu=generation)
+        if cases:
+            return [(f"{case.op} {case.name}", case.job) for case in cases]
     return [(example.name, _job(example, generation)) for example in subject.some(subject.examples)]
 
 

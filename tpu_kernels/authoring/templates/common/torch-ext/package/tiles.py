@@ -36,7 +36,7 @@ class Problem:
 
     @property
     def operation(self) -> str:
-        return self.kernel.__name__
+        return self.kernel.__name__.strip("_")
 
     @property
     def dimensions(self) -> Mapping[str, int]:

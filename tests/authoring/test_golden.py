@@ -1,0 +1,39 @@
+"""Golden vectors: made once, run on a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from tpu_kernels.authoring import build, init, write_golden
+from tpu_kernels.cli import app
+
+
+def test_a_device_that_computes_something_else_fails(tmp_path: Path) -> None:
+    source = init("acme/fast-gate", folder=tmp_path / "fast-gate")
+    vectors = write_golden(source)
+    before = vectors.read_bytes()
+    assert write_golden(source).read_bytes() == before
+
+    # What the CPU computes is the reference.
+    reference = source / "torch-ext/fast_gate/reference.py"
+    reference.write_text(reference.read_text().replace("jax.nn.silu", "jax.nn.gelu"))
+    build(source, tmp_path / "dist")
+    result = CliRunner().invoke(app, ["selftest", str(tmp_path / "dist"), "--device", "cpu"])
+    assert result.exit_code == 1
+    assert result.output.count("FAIL") == 3
+    assert "swiglu rows: has a relative error of" in result.output
+    assert vectors.read_bytes() == before
+
+
+def test_what_has_no_vectors_or_no_such_device_says_so(tmp_path: Path) -> None:
+    source = init("acme/fast-gate", folder=tmp_path / "fast-gate")
+    (source / "torch-ext/fast_gate/cases.py").write_text(
+        '"""None."""\n\n\ndef benchmarks():\n    return []\n'
+    )
+    for command in (["golden", str(source)], ["selftest", str(tmp_path)]):
+        assert CliRunner().invoke(app, command).exit_code != 0
+    build(source, tmp_path / "dist")
+    result = CliRunner().invoke(app, ["selftest", str(tmp_path / "dist")])
+    assert "brings no golden vectors" in str(result.exception)
