@@ -1,8 +1,8 @@
-"""Attention of decode steps over a static key/value cache, for TPUs."""
+"""Attention for TPUs: decode steps over a static key/value cache, prefill and training."""
 
 from __future__ import annotations
 
 from .layers import attention_forward, attention_mask
-from .ops import decode_attention
+from .ops import decode_attention, flash_attention
 
-__all__ = ["attention_forward", "attention_mask", "decode_attention"]
+__all__ = ["attention_forward", "attention_mask", "decode_attention", "flash_attention"]
