@@ -91,8 +91,8 @@ def enable(model: torch.nn.Module | None = None, *, experts: bool = True, attent
     Args:
       model: a transformers model, loaded already.
       experts: use kernels for mixture-of-experts layers.
-      attention: use the attention kernel for decode steps over a static cache; the rest keeps to sdpa. While loading,
-        ``attn_implementation="tpu_attention"`` asks for it.
+      attention: use the attention kernel for prefill, training and decode steps over a static cache; what it does not
+        serve keeps to sdpa. While loading, ``attn_implementation="tpu_attention"`` asks for it.
 
     Returns: what is active per module, and why not where not.
 
@@ -244,7 +244,7 @@ def _enable_attention(model: Any) -> str:
         return f"the model keeps its own attention: transformers cannot switch that of {type(model).__name__}"
     repo_id, version = attention_tables.KERNEL
     of = "attention implementation" if model is None else "attention"
-    return f"{of}: {name} ({repo_id} v{version}), for decode steps over a static cache; sdpa for the rest"
+    return f"{of}: {name} ({repo_id} v{version}) for prefill, training and static caches; sdpa for the rest"
 
 
 def _modules(model: Any) -> Iterator[ModuleReport]:

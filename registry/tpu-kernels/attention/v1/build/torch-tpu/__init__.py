@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from .layers import attention_forward, attention_mask
+from .layers import attention_forward, attention_mask, flash_attn_forward, supports_flash_attn
 from .ops import decode_attention, flash_attention
 
-__all__ = ["attention_forward", "attention_mask", "decode_attention", "flash_attention"]
+__all__ = [
+    "attention_forward",
+    "attention_mask",
+    "decode_attention",
+    "flash_attention",
+    "flash_attn_forward",
+    "supports_flash_attn",
+]
