@@ -177,7 +177,7 @@ NOT_SERVED = {
 def test_what_the_kernel_cannot_do_takes_sdpa_and_says_why(given, mask, extra, reason, caplog):
     tpu_kernels.enable(experts=False, attention=True)
     function = AttentionInterface._global_mapping[NAME]
-    function.__globals__["_log_once"].cache_clear()
+    function.__globals__["log_once"].cache_clear()
     torch.manual_seed(1)
     with caplog.at_level(logging.INFO):
         out, _ = function(Layer(), *given, mask, scaling=0.25, **extra)

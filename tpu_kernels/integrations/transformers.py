@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import IntegrationError
 from ..log import get_logger, warn_once
 from . import attention as attention_tables
+from . import diffusers as diffusers_dispatcher
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +123,7 @@ def enable(model: torch.nn.Module | None = None, *, experts: bool = True, attent
 
 
 def disable(model: torch.nn.Module | None = None) -> None:
-    """Undoes `enable`: gives `model`, or every model it switched, its former implementation back.
+    """Undoes `enable` and `enable_diffusers`: gives `model`, or every model it switched, its former implementation back.
 
     Without a model the names are taken out of transformers' tables too. A model that was itself loaded with
     ``experts_implementation="tpu_fused_experts"`` has no former one: it goes to transformers' default.
@@ -132,6 +133,7 @@ def disable(model: torch.nn.Module | None = None) -> None:
       >>> tpu_kernels.disable()
     """
     if model is None:
+        diffusers_dispatcher.unregister()
         attention_tables.unregister()
     else:
         attention_tables.restore(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .diffusion import dispatched_attention
 from .layers import attention_forward, attention_mask, flash_attn_forward, supports_flash_attn
 from .ops import decode_attention, flash_attention
 
@@ -9,6 +10,7 @@ __all__ = [
     "attention_forward",
     "attention_mask",
     "decode_attention",
+    "dispatched_attention",
     "flash_attention",
     "flash_attn_forward",
     "supports_flash_attn",

@@ -60,7 +60,7 @@ def attention_forward(
         out = _by_kernel(query, key, value, attention_mask, s_aux, causal, sliding_window, form)
         return out.transpose(1, 2), None
     if not torch.compiler.is_compiling():
-        _log_once(type(module).__name__, reason)
+        log_once(type(module).__name__, reason)
     if softcap is None and s_aux is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -149,7 +149,7 @@ def _by_kernel(
 
 
 @functools.cache
-def _log_once(module: str, reason: str) -> None:
+def log_once(module: str, reason: str) -> None:
     _logger.info("%s takes sdpa: %s", module, reason)
 
 
