@@ -107,8 +107,8 @@ def test_longer_passes_agree_with_float64(form):
 
 # Blocks of several tiles, heads, kv heads and chunks; and of heads that are a part of a kv head's.
 DIVISIONS = {
-    "several-kv-heads": (Blocks(128, 256, 8, 4, 128, VMEM), 8, 4),
-    "part-of-a-group": (Blocks(256, 128, 2, 1, 128, VMEM), 8, 2),
+    "several-kv-heads": (Blocks(128, 256, 4, 2, 128, VMEM), 4, 2),
+    "part-of-a-group": (Blocks(256, 128, 1, 1, 128, VMEM), 2, 1),
 }
 
 
@@ -160,7 +160,7 @@ def test_gradient_of_the_log_sum_exp():
 def test_every_model_has_blocks_that_fit(case, tpu):
     form = Form(
         1, case.heads, case.kv_heads, 8192, 4096, case.head_dim, case.head_dim, jnp.dtype("bfloat16"),
-        case.window, case.softcap, 1.0, case.sinks,
+        True, case.window, case.softcap, 1.0, case.sinks,
     )  # fmt: skip
     for needed, keys in ((flash_forward.vmem_bytes, 131072), (flash_backward.vmem_bytes, 512)):
         blocks = choose(dataclasses.replace(form, keys=keys), tpu, needed)

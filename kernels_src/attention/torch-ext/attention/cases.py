@@ -56,3 +56,46 @@ CASES: tuple[Case, ...] = (
     Case("phi-3-mini", 32, 32, 96),
     Case("stablelm-3b", 32, 32, 80),
 )
+
+# Keys of each sequence in a decode step of a workload, whose name tells the sequences only.
+CONTEXT = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of one of the kernel's ops.
+
+    Attributes:
+      op: name of the op.
+      part: which kind of layer it is.
+      arguments: arrays by name: a pair of shape and dtype, or integers that count.
+      static: other arguments.
+    """
+
+    op: str
+    part: str
+    arguments: dict[str, Any]
+    static: dict[str, Any]
+
+
+def calls(workload: Any) -> list[Call]:
+    """A model's attention layers in bf16, one of each kind, for `tpu-kernels compile` and `simulate`.
+
+    Args:
+      workload: `phase`; `tokens`: in `decode` the sequences, each with `CONTEXT` keys, else the length of one
+        sequence; `attention`: the kinds of layers, each with `name`, `heads`, `kv_heads`, `head_dim`, `window` and
+        `sinks`, as in `tpu_kernels.analysis`.
+    """
+    found = []
+    for layer in workload.attention:
+        case = Case(layer.name, layer.heads, layer.kv_heads, layer.head_dim, layer.window, layer.sinks)
+        arguments: dict[str, Any]
+        if workload.phase == "decode":
+            arguments, static = case.call(workload.tokens, CONTEXT)
+            arguments["lengths"] = [CONTEXT] * workload.tokens
+            found.append(Call("decode_attention", layer.name, arguments, static))
+            continue
+        arguments, static = case.call(1, workload.tokens, workload.tokens)
+        del arguments["lengths"]
+        found.append(Call("flash_attention", layer.name, arguments, {**static, "causal": True}))
+    return found

@@ -99,6 +99,7 @@ class _Static:
             head_dim=dim,
             value_dim=value.shape[3],
             dtype=query.dtype,
+            causal=self.causal,
             window=self.window,
             softcap=self.softcap,
             scale=self.scale,

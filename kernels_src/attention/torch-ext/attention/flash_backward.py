@@ -215,7 +215,6 @@ def call(
             (blocks.kv_heads, *shape), lambda b, h, *_: (b * grid.shape[1] + h, 0, 0)
         )
 
-    pairs = form.sequences * form.heads * form.queries * form.keys
     return pl.pallas_call(
         functools.partial(_kernel, names=(*names, *scratch), grid=grid, exact=interpret is not False),
         name="flash_attention_gradient",
@@ -242,9 +241,9 @@ def call(
         ),
         compiler_params=compiler_params(blocks, parallel=2),
         cost_estimate=pl.CostEstimate(
-            flops=2 * pairs * (3 * form.head_dim + 2 * form.value_dim),
+            flops=2 * form.pairs * (3 * form.head_dim + 2 * form.value_dim),
             bytes_accessed=2 * (query.size + key.size + value.size) * form.itemsize,
-            transcendentals=pairs,
+            transcendentals=form.pairs,
         ),
         interpret=interpret,
     )(spans(first[:, 0], end[:, 0], blocks), query, key, value, grad, log_sum, delta, first, end)

@@ -23,6 +23,8 @@ from .shapes import LANES, SUBLANES, round_up, stored_transposed
 # Longest sides of a tile, and how many query heads are computed together: two products of several are under way
 # while a third one's softmax is computed.
 MOST_QUERIES, MOST_KEYS, MOST_HEADS, CHUNK = 512, 512, 8, 256
+# Of float32: a product is six of bfloat16, and a program of that many would take the compiler minutes.
+MOST_QUERIES_F32, MOST_HEADS_F32 = 256, 2
 # Rows behind those of a value, of ones: the product with the weights then has their sums too.
 ONES = 16
 # The spans of a block of queries: tiles of keys that it needs; those that need no mask; the keys that it sees.
@@ -114,11 +116,13 @@ def choose(form: Form, tpu: str, needed: Callable[[Form, Blocks], int]) -> Block
 
 
 def _candidates(form: Form, limit: int) -> Iterator[Blocks]:
-    heads = [(n, 1) for n in _divisors(form.group, MOST_HEADS)]
-    if form.group < MOST_HEADS:
-        several = _divisors(form.kv_heads, MOST_HEADS // form.group)
+    narrow = form.itemsize < 4
+    most_heads = MOST_HEADS if narrow else MOST_HEADS_F32
+    heads = [(n, 1) for n in _divisors(form.group, most_heads)]
+    if form.group < most_heads:
+        several = _divisors(form.kv_heads, most_heads // form.group)
         heads = [(n * form.group, n) for n in several if n > 1] + heads
-    queries = min(MOST_QUERIES, round_up(form.queries, LANES))
+    queries = min(MOST_QUERIES if narrow else MOST_QUERIES_F32, round_up(form.queries, LANES))
     keys = min(MOST_KEYS, round_up(form.keys, LANES))
     for most in (MOST_QUERIES, 256, LANES):
         for together, of in heads:
