@@ -85,7 +85,10 @@ BAD = {
     "head dimension": (bad(key=torch.ones(B, H, S, 32)), r"key has shape .* must be \[2, H, S, 64\]"),
     "value": (bad(value=torch.ones(B, H, 1, D)), r"value has shape .* must be \[2, 2, 32, E\]"),
     "heads": (bad(query=torch.ones(B, 3, L, D)), "query has 3 heads, which is no multiple of the key's 2"),
-    "prefill": (bad(query=torch.ones(B, HQ, 9, D)), "9 new tokens a sequence; 1 to 8 are supported: for more use flash_attention"),
+    "prefill": (
+        bad(query=torch.ones(B, HQ, 9, D)),
+        "1 to 8 are supported: for more use flash_attention",
+    ),
     "lengths": (bad(lengths=torch.ones(3).long()), r"lengths has shape \(3,\); it must be \[B\] = \[2\]"),
     "starts": (bad(starts=torch.ones(B)), "starts has dtype torch.float32; it must be int32"),
     "sinks": (bad(sinks=torch.ones(H)), r"sinks has shape \(2,\); it must be \[Hq\] = \[4\]"),

@@ -215,3 +215,20 @@ def test_a_mask_with_a_gap_is_not_taken_for_one_without(device):
     out, _ = AttentionInterface._global_mapping[NAME](Layer().eval(), *given, scaling=0.25)
     assert out[0].isfinite().all()
     assert out[1].isnan().all()
+
+
+def test_transformers_takes_it_for_an_attention_repository(monkeypatch):
+    """As it loads one from the Hub: by `supports_flash_attn`, with the mask function of sdpa."""
+    from transformers.integrations import hub_kernels
+
+    kernel = tpu_kernels.get_kernel("tpu-kernels/attention", version=1)
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True)
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda *args, **kwargs: kernel)
+    name = "tpu-kernels/attention@v1"
+    try:
+        hub_kernels.load_and_register_attn_kernel(name)
+        assert AttentionInterface._global_mapping[name] is kernel.attention_forward
+        assert AttentionMaskInterface._global_mapping[name] is AttentionMaskInterface._global_mapping["sdpa"]
+    finally:
+        for table in (AttentionInterface, AttentionMaskInterface):
+            table._global_mapping.pop(name, None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import IntegrationError
 from ..log import warn_once
-from .attention import KERNEL, provided
+from .attention import provided
 
 POINT = "diffusers.attention"
 BACKEND = "tpu_kernels"
@@ -46,7 +46,9 @@ def enable_diffusers(model: Any = None) -> str:
     if model is not None:
         processors = [getattr(module, "processor", None) for module in model.modules()]
         if not any(hasattr(processor, "_attention_backend") for processor in processors):
-            warn_once(f"{type(model).__name__} keeps its own attention: it does not pass diffusers' dispatcher")
+            warn_once(
+                f"{type(model).__name__} keeps its own attention: it does not pass diffusers' dispatcher"
+            )
         model.set_attention_backend(BACKEND)
     return BACKEND
 
@@ -74,7 +76,7 @@ def _dispatch() -> ModuleType:
         from diffusers.models import attention_dispatch
     except ImportError as error:
         raise IntegrationError(
-            f"diffusers has no attention dispatcher here ({error}); pip install 'tpu-kernels[diffusers]', for {KERNEL[0]}"
+            f"diffusers has no attention dispatcher here ({error}); pip install 'tpu-kernels[diffusers]'"
         ) from None
     found: ModuleType = attention_dispatch
     return found

@@ -123,10 +123,11 @@ def enable(model: torch.nn.Module | None = None, *, experts: bool = True, attent
 
 
 def disable(model: torch.nn.Module | None = None) -> None:
-    """Undoes `enable` and `enable_diffusers`: gives `model`, or every model it switched, its former implementation back.
+    """Undoes `enable`: gives `model`, or every model it switched, its former implementation back.
 
-    Without a model the names are taken out of transformers' tables too. A model that was itself loaded with
-    ``experts_implementation="tpu_fused_experts"`` has no former one: it goes to transformers' default.
+    Without a model the names are taken out of transformers' tables too, and what `enable_diffusers` did is undone. A
+    model that was itself loaded with ``experts_implementation="tpu_fused_experts"`` has no former one: it goes to
+    transformers' default.
 
     Example:
       >>> import tpu_kernels

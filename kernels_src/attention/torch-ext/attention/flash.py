@@ -13,6 +13,7 @@ from . import flash_backward, flash_forward, reference
 from .flash_tiles import Blocks, Form, choose
 from .shapes import LANES, round_up
 
+
 def flash_attention(
     query: jax.Array,
     key: jax.Array,

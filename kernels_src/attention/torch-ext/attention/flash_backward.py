@@ -62,7 +62,9 @@ def vmem_bytes(form: Form, blocks: Blocks) -> int:
     of_query = blocks.heads * blocks.queries * (dims * form.itemsize + form.head_dim * (4 + 2 * 4))
     keys = blocks.kv_heads * round_up(form.keys, blocks.keys)
     tile = blocks.kv_heads * blocks.keys * 2 * padded * form.itemsize
-    return step_bytes(form, blocks, tiles=12) + of_query + tile + keys * (dims * 4 + 2 * padded * form.itemsize)
+    return (
+        step_bytes(form, blocks, tiles=12) + of_query + tile + keys * (dims * 4 + 2 * padded * form.itemsize)
+    )
 
 
 def _kernel(*refs: Any, names: tuple[str, ...], grid: Grid, exact: bool) -> None:
@@ -71,8 +73,9 @@ def _kernel(*refs: Any, names: tuple[str, ...], grid: Grid, exact: bool) -> None
     step = Step(grid, ref)
     query_turned, grad_turned = form.query_turned(form.head_dim), form.query_turned(form.value_dim)
     key_turned, value_turned = form.key_turned(form.head_dim), form.key_turned(form.value_dim)
-    of_sequence = (step.part == 0) & (step.block == 0), (
-        (step.part == grid.parts - 1) & (step.block == grid.query_blocks - 1)
+    of_sequence = (
+        (step.part == 0) & (step.block == 0),
+        ((step.part == grid.parts - 1) & (step.block == grid.query_blocks - 1)),
     )
 
     @pl.when(step.is_first & of_sequence[0])
@@ -211,9 +214,7 @@ def call(
         """All keys of a step's kv heads."""
         keys = grid.key_tiles * blocks.keys
         shape = (dim, keys) if form.key_turned(dim) else (keys, dim)
-        return pl.BlockSpec(
-            (blocks.kv_heads, *shape), lambda b, h, *_: (b * grid.shape[1] + h, 0, 0)
-        )
+        return pl.BlockSpec((blocks.kv_heads, *shape), lambda b, h, *_: (b * grid.shape[1] + h, 0, 0))
 
     return pl.pallas_call(
         functools.partial(_kernel, names=(*names, *scratch), grid=grid, exact=interpret is not False),

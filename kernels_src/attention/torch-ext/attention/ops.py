@@ -143,8 +143,7 @@ def decode_attention(
     new = query.shape[2]
     _check(
         1 <= new <= MOST_NEW,
-        f"query has {new} new tokens a sequence; 1 to {MOST_NEW} are supported: for more use "
-        "flash_attention",
+        f"query has {new} new tokens a sequence; 1 to {MOST_NEW} are supported: for more use flash_attention",
     )
     _check_places(query, lengths=lengths, starts=starts)
     return query.new_empty((*query.shape[:3], value.shape[3]))

@@ -13,6 +13,7 @@ from . import flash_backward, flash_forward, reference
 from .flash_tiles import Blocks, Form, choose
 from .shapes import LANES, round_up
 
+
 def flash_attention(
     query: jax.Array,
     key: jax.Array,
@@ -99,6 +100,7 @@ class _Static:
             head_dim=dim,
             value_dim=value.shape[3],
             dtype=query.dtype,
+            causal=self.causal,
             window=self.window,
             softcap=self.softcap,
             scale=self.scale,

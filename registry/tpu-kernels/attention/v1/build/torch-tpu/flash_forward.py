@@ -175,7 +175,6 @@ def call(
     scratch = _scratch(form, blocks)
     rows, dim = form.sequences * form.heads, form.value_dim
     shape = (dim, form.queries) if form.query_turned(dim) else (form.queries, dim)
-    pairs = rows * form.queries * form.keys
     return pl.pallas_call(
         functools.partial(_kernel, names=(*names, *scratch), grid=grid, exact=interpret is not False),
         name="flash_attention",
@@ -198,9 +197,9 @@ def call(
         ),
         compiler_params=compiler_params(blocks, parallel=4),
         cost_estimate=pl.CostEstimate(
-            flops=2 * pairs * (form.head_dim + dim),
+            flops=2 * form.pairs * (form.head_dim + dim),
             bytes_accessed=sum(math.prod(x.shape) for x in (query, key, value)) * form.itemsize,
-            transcendentals=pairs,
+            transcendentals=form.pairs,
         ),
         interpret=interpret,
     )(*scalars.values(), query, key, value, first, end)

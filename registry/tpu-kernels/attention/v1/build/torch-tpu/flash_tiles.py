@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from .decode_config import COMPILER_BYTES, VMEM_BYTES, VMEM_SHARE
-from .shapes import LANES, SUBLANES, round_up, stored_transposed
+from .shapes import LANES, SUBLANES, round_up, stored_transposed, visible_pairs
 
 # Longest sides of a tile, and how many query heads are computed together: two products of several are under way
 # while a third one's softmax is computed.
@@ -39,7 +39,8 @@ class Form:
       sequences, heads, kv_heads, queries, keys: B, Hq, H, L and S.
       head_dim, value_dim: D and E.
       dtype: of queries, keys and values.
-      window: a query sees at most so many keys.
+      causal: query i sees keys up to S - L + i.
+      window: with `causal`, only the newest so many of them.
       softcap: scores x become ``softcap * tanh(x / softcap)``.
       scale: factor of the scores.
       sinks: each query head has one.
@@ -53,6 +54,7 @@ class Form:
     head_dim: int
     value_dim: int
     dtype: Any
+    causal: bool
     window: int | None
     softcap: float | None
     scale: float
@@ -67,6 +69,12 @@ class Form:
     def itemsize(self) -> int:
         """Bytes of a number."""
         return jnp.dtype(self.dtype).itemsize
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it sees, of all heads."""
+        one = visible_pairs(self.queries, self.keys, self.causal, self.window)
+        return self.sequences * self.heads * one
 
     @property
     def ones_row(self) -> int:

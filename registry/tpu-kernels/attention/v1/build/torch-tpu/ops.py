@@ -7,6 +7,7 @@ from torch import Tensor
 
 from . import flash, functions, reference
 from .cases import CASES
+from .shapes import visible_pairs
 from .tpu_ops import Cost, InputError, op
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -79,11 +80,16 @@ def _check_places(query: Tensor, **given: Tensor | None) -> None:
         )
 
 
-def _cost(query: Tensor, key: Tensor, value: Tensor, *others: object, **form: object) -> Cost:
-    sequences, heads, new, dim = query.shape
-    flops = 2 * sequences * heads * new * key.shape[2] * (dim + value.shape[3])
+def _cost(
+    query: Tensor, key: Tensor, value: Tensor, *others: object, causal: bool = False, **form: object
+) -> Cost:
+    sequences, heads, queries, dim = query.shape
+    window = form.get("window") if causal else None
+    assert window is None or isinstance(window, int)
+    pairs = sequences * heads * visible_pairs(queries, key.shape[2], causal, window)
     moved = sum(each.numel() * each.dtype.itemsize for each in (query, key, value))
-    return Cost(flops=flops, bytes=moved + sequences * heads * new * value.shape[3] * query.dtype.itemsize)
+    result = sequences * heads * queries * value.shape[3] * query.dtype.itemsize
+    return Cost(flops=2 * pairs * (dim + value.shape[3]), bytes=moved + result)
 
 
 @op(
@@ -137,8 +143,7 @@ def decode_attention(
     new = query.shape[2]
     _check(
         1 <= new <= MOST_NEW,
-        f"query has {new} new tokens a sequence; 1 to {MOST_NEW} are supported: for more use "
-        "flash_attention",
+        f"query has {new} new tokens a sequence; 1 to {MOST_NEW} are supported: for more use flash_attention",
     )
     _check_places(query, lengths=lengths, starts=starts)
     return query.new_empty((*query.shape[:3], value.shape[3]))
