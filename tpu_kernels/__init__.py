@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from .hub import has_kernel as has_kernel
     from .hub import install_kernel as install_kernel
     from .hub import load_kernel as load_kernel
+    from .integrations.diffusers import enable_diffusers as enable_diffusers
     from .integrations.transformers import disable as disable
     from .integrations.transformers import enable as enable
 
 _EXPORTS = {
     "disable": "integrations.transformers",
     "enable": "integrations.transformers",
+    "enable_diffusers": "integrations.diffusers",
     "explain": "hub",
     "get_kernel": "hub",
     "get_loaded_kernels": "hub",

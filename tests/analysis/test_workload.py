@@ -44,6 +44,7 @@ def test_a_chips_part() -> None:
         ("qwen:decode:8", "no model 'qwen'.*qwen3-30b-a3b"),
         ("qwen3-30b-a3b:chat:8", "no phase 'chat'.*decode, prefill, train"),
         ("qwen3-30b-a3b:decode:8:tp7", "768, cannot be split evenly over 7"),
+        ("llama-4-scout:decode:8:tp16", "its 40 heads cannot be split evenly over 16"),
         ("mixtral-8x7b:decode:8:ep16", "8, cannot be split evenly over 16"),
         ("mixtral-8x7b:decode:0", "it has no tokens"),
     ],
@@ -51,6 +52,24 @@ def test_a_chips_part() -> None:
 def test_impossible_cases_are_refused(name: str, message: str) -> None:
     with pytest.raises(AnalysisError, match=message):
         parse_workload(name)
+
+
+def test_a_chips_heads() -> None:
+    [whole] = parse_workload("qwen3-30b-a3b:decode:8").attention
+    [tensor] = parse_workload("qwen3-30b-a3b:decode:8:tp8").attention
+    [expert] = parse_workload("qwen3-30b-a3b:decode:8:ep8").attention
+    assert (whole.heads, whole.kv_heads) == (expert.heads, expert.kv_heads) == (32, 4)
+    assert (tensor.heads, tensor.kv_heads) == (4, 1)
+
+
+def test_attention_has_a_call_for_each_kind_of_layer() -> None:
+    kernel = get_kernel("tpu-kernels/attention", version=1)
+    [full, sliding] = kernel_cases(kernel, parse_workload("gpt-oss-20b:decode:8"), tpu="v6e")
+    assert (full.op, sliding.name) == ("decode_attention", "gpt-oss-20b:decode:8 sliding")
+    assert sliding.job.static["window"] == 128
+    assert sliding.job.data["lengths"].tolist() == [4096] * 8
+    [training] = kernel_cases(kernel, parse_workload("mixtral-8x7b:train:1024"), tpu="v6e")
+    assert training.op == "flash_attention"
 
 
 def test_a_kernel_tells_its_calls(kernel: ModuleType) -> None:

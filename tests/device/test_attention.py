@@ -85,7 +85,10 @@ BAD = {
     "head dimension": (bad(key=torch.ones(B, H, S, 32)), r"key has shape .* must be \[2, H, S, 64\]"),
     "value": (bad(value=torch.ones(B, H, 1, D)), r"value has shape .* must be \[2, 2, 32, E\]"),
     "heads": (bad(query=torch.ones(B, 3, L, D)), "query has 3 heads, which is no multiple of the key's 2"),
-    "prefill": (bad(query=torch.ones(B, HQ, 9, D)), "9 new tokens a sequence; 1 to 8 are supported"),
+    "prefill": (
+        bad(query=torch.ones(B, HQ, 9, D)),
+        "1 to 8 are supported: for more use flash_attention",
+    ),
     "lengths": (bad(lengths=torch.ones(3).long()), r"lengths has shape \(3,\); it must be \[B\] = \[2\]"),
     "starts": (bad(starts=torch.ones(B)), "starts has dtype torch.float32; it must be int32"),
     "sinks": (bad(sinks=torch.ones(H)), r"sinks has shape \(2,\); it must be \[Hq\] = \[4\]"),
@@ -99,3 +102,57 @@ def test_bad_input_is_one_clear_error(kernel, device, arguments, message):
     placed = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
     with pytest.raises(TpuKernelsError, match=message):
         kernel.decode_attention(**placed)
+
+
+@pytest.fixture
+def passed(device):
+    """Query, key, value, starts, ends and sinks of 20 queries over 32 keys, the second sequence padded."""
+    torch.manual_seed(0)
+    floats = [torch.randn(shape) for shape in ((B, HQ, 20, D), (B, H, S, D), (B, H, S, D), (HQ,))]
+    places = torch.tensor([0, 5]), torch.tensor([32, 30], dtype=torch.int32)
+    return [t.to(device) for t in (*floats[:3], *places, floats[3])]
+
+
+def dense(query, key, value, starts, ends, sinks):
+    """The same in plain torch: causal, a window of 12, a soft cap of 5."""
+    own = torch.arange(S - 20 + 1, S + 1)[:, None]
+    place = torch.arange(S)
+    seen = (place < own) & (place >= own - 12)
+    seen = seen & (place >= starts[:, None, None]) & (place < ends[:, None, None])
+    scores = query @ key.repeat_interleave(HQ // H, 1).mT * D**-0.5
+    scores = (5 * torch.tanh(scores / 5)).masked_fill(~seen[:, None], -torch.inf)
+    scores = torch.cat([scores, sinks.view(1, HQ, 1, 1).expand(B, -1, 20, 1)], -1)
+    out = scores.softmax(-1)[..., :-1] @ value.repeat_interleave(HQ // H, 1)
+    return out, scores.logsumexp(-1)
+
+
+FORM = {"causal": True, "window": 12, "softcap": 5.0}
+
+
+def test_flash_attention_and_its_gradients_are_those_of_plain_torch(kernel, device, backend, passed):
+    own = [t.detach().cpu().requires_grad_(t.is_floating_point()) for t in passed]
+    expected = dense(*own)
+    sum(x.sin().sum() for x in expected).backward()
+    given = [t.requires_grad_(t.is_floating_point()) for t in passed]
+    op = kernel.flash_attention
+    compiled = torch.compile(lambda *args: op(*args, **FORM), backend=backend, fullgraph=True)
+    with torch.no_grad():
+        results = [op(*given, **FORM), compiled(*given)]
+    results.append(op(*given, **FORM))
+    for result in results:
+        for x, y in zip(result, expected, strict=True):
+            torch.testing.assert_close(x.detach().cpu(), y.detach(), atol=1e-5, rtol=1e-5)
+    sum(x.sin().sum() for x in results[-1]).backward()
+    for x, y in zip(given, own, strict=True):
+        if y.requires_grad:
+            torch.testing.assert_close(x.grad.cpu(), y.grad, atol=1e-5, rtol=1e-4)
+    if device == "tpu":
+        assert op.paths["reference"] == 0
+    else:
+        checks = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic", "test_autograd_registration"]
+        torch.library.opcheck(op._overload, tuple(given), FORM, test_utils=checks)
+
+
+def test_a_window_without_causality_is_refused(kernel, passed):
+    with pytest.raises(TpuKernelsError, match="window is 4 without causal=True; give starts and ends"):
+        kernel.flash_attention(*passed[:3], window=4)

@@ -1,7 +1,9 @@
+import functools
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 import tpu_kernels
 from tpu_kernels.bench import presets
@@ -28,7 +30,21 @@ def folder(tmp_path_factory):
 
     def get(family: str) -> Path:
         if family not in built:
-            built[family] = presets.build(family, tmp_path_factory.mktemp("models") / family)
+            make = _gemma2 if family == "gemma2" else functools.partial(presets.build, family)
+            built[family] = make(tmp_path_factory.mktemp("models") / family)
         return built[family]
 
     return get
+
+
+def _gemma2(folder: Path) -> Path:
+    """A model with soft caps, which is no preset as it has no experts."""
+    config = transformers.Gemma2Config(
+        vocab_size=presets.VOCAB_SIZE, hidden_size=64, intermediate_size=128, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, sliding_window=16,
+        attn_logit_softcapping=5.0, max_position_embeddings=256,
+    )  # fmt: skip
+    model = transformers.Gemma2ForCausalLM(config)
+    presets._randomise(model, 0)
+    model.save_pretrained(folder)
+    return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface, StaticCache
 
 import tpu_kernels
+from tpu_kernels import bench
 from tpu_kernels.integrations.attention import NAME
 
 TOKENS = 16
@@ -30,9 +32,9 @@ def enabled(folder, device):
     return model, report
 
 
-def op():
-    """The op that the registered function calls, which counts its programs."""
-    return AttentionInterface._global_mapping[NAME].__globals__["decode_attention"]
+def programs(name="decode_attention"):
+    """How many programs were made for an op that the registered function calls."""
+    return sum(AttentionInterface._global_mapping[NAME].__globals__[name].paths.values())
 
 
 def greedy(model, prompt, mask=None, **kwargs):
@@ -55,21 +57,61 @@ def padded():
     return prompt, mask
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
+SWEPT = ["gemma2", "gemma4", "mixtral", "qwen3-next", "qwen3.5-moe"]
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3-moe", "gpt-oss", *[pytest.param(name, marks=pytest.mark.slow) for name in SWEPT]]
+)
 @pytest.mark.parametrize("cache", ["static", "dynamic"])
 def test_greedy_tokens_are_those_of_eager_attention(family, cache, folder, device):
-    """gpt-oss: sinks, and windows shorter than what is generated."""
+    """gpt-oss: sinks, and windows shorter than what is generated; gemma2: a soft cap."""
     prompt, mask = padded()
     kwargs = {"cache_implementation": "static"} if cache == "static" else {}
     expected = greedy(load(folder(family)), prompt, mask, **kwargs)
     model, _ = enabled(folder(family), device)
-    before = sum(op().paths.values())
+    before, prefills = programs(), programs("flash_attention")
     # Models with sliding windows compile a graph a step up to this limit; two tell as much as eight.
     with torch._dynamo.config.patch(recompile_limit=2):
         tokens = greedy(model, prompt, mask, **kwargs)
     assert torch.equal(tokens, expected)
     assert len(set(tokens[0, 12:].tolist())) > 3, "a constant output proves nothing"
-    assert (sum(op().paths.values()) > before) == (cache == "static")
+    assert (programs() > before) == (cache == "static")
+    assert programs("flash_attention") > prefills
+
+
+@pytest.mark.parametrize("steps", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_training_with_experts_and_attention(steps, folder, device):
+    """Gradients of padded batches against eager attention and experts on the CPU; the loss falls on real text."""
+    text = (Path(bench.__file__).parent / "prompt.txt").read_text()
+    tokens = transformers.AutoTokenizer.from_pretrained(folder("qwen3-moe"))(text)["input_ids"]
+    batch = torch.tensor(tokens[:80]).view(2, 40)
+    mask = torch.ones_like(batch)
+    mask[1, 33:] = 0
+
+    def step(model):
+        model.zero_grad()
+        labels = batch.masked_fill(mask == 0, -100)
+        given = {"input_ids": batch, "attention_mask": mask, "labels": labels}
+        loss = model(**{k: v.to(model.device) for k, v in given.items()}, use_cache=False).loss
+        loss.backward()
+        return loss.item()
+
+    own = load(folder("qwen3-moe")).train()
+    model = load(folder("qwen3-moe"), device_map=device).train()
+    tpu_kernels.enable(model, attention=True)
+    before = programs("flash_attention")
+    losses = [step(model)]
+    step(own)
+    assert programs("flash_attention") > before
+    for (name, got), expected in zip(model.named_parameters(), own.parameters(), strict=True):
+        error = (got.grad.cpu() - expected.grad).norm() / expected.grad.norm().clamp(min=1e-6)
+        assert error <= 1e-4, name
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps - 1):
+        optimizer.step()
+        losses.append(step(model))
+    assert losses[-1] < losses[0] - 0.01 * (steps - 1), losses
 
 
 @pytest.mark.parametrize("new", [1, 3])
@@ -87,9 +129,9 @@ def test_step_compiles_to_one_graph(new, folder, device, backend):
 
     expected = logits(load(folder("qwen3-moe")), False)
     model, _ = enabled(folder("qwen3-moe"), device)
-    before = sum(op().paths.values())
+    before = programs()
     torch.testing.assert_close(logits(model, True), expected, atol=1e-4, rtol=1e-4)
-    assert sum(op().paths.values()) > before
+    assert programs() > before
 
 
 def test_names_exist_before_loading_and_are_gone_after(folder):
@@ -123,9 +165,8 @@ def tensors(new=1, keys=32, dtype=torch.float32):
 
 
 NOT_SERVED = {
-    "prefill": (tensors(new=9), torch.ones(2, 1, 9, 32, dtype=torch.bool), {}, "more than 8 tokens"),
-    "dynamic": (tensors(), None, {}, "no boolean mask"),
-    "added mask": (tensors(), torch.zeros(2, 1, 1, 32), {}, "no boolean mask"),
+    "dynamic": (tensors(), None, {}, "a step of one token without a mask"),
+    "added mask": (tensors(new=9), torch.zeros(2, 1, 9, 32), {}, "one to be added to the scores"),
     "mask by head": (tensors(), torch.ones(2, 4, 1, 32, dtype=torch.bool), {}, r"is not \[B, 1, L, S\]"),
     "dtype": (tensors(dtype=torch.half), torch.ones(2, 1, 1, 32, dtype=torch.bool), {}, "float16"),
     "dropout": (tensors(), torch.ones(2, 1, 1, 32, dtype=torch.bool), {"dropout": 0.1}, "dropout of 0.1"),
@@ -136,7 +177,7 @@ NOT_SERVED = {
 def test_what_the_kernel_cannot_do_takes_sdpa_and_says_why(given, mask, extra, reason, caplog):
     tpu_kernels.enable(experts=False, attention=True)
     function = AttentionInterface._global_mapping[NAME]
-    function.__globals__["_log_once"].cache_clear()
+    function.__globals__["log_once"].cache_clear()
     torch.manual_seed(1)
     with caplog.at_level(logging.INFO):
         out, _ = function(Layer(), *given, mask, scaling=0.25, **extra)
@@ -174,3 +215,20 @@ def test_a_mask_with_a_gap_is_not_taken_for_one_without(device):
     out, _ = AttentionInterface._global_mapping[NAME](Layer().eval(), *given, scaling=0.25)
     assert out[0].isfinite().all()
     assert out[1].isnan().all()
+
+
+def test_transformers_takes_it_for_an_attention_repository(monkeypatch):
+    """As it loads one from the Hub: by `supports_flash_attn`, with the mask function of sdpa."""
+    from transformers.integrations import hub_kernels
+
+    kernel = tpu_kernels.get_kernel("tpu-kernels/attention", version=1)
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True)
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda *args, **kwargs: kernel)
+    name = "tpu-kernels/attention@v1"
+    try:
+        hub_kernels.load_and_register_attn_kernel(name)
+        assert AttentionInterface._global_mapping[name] is kernel.attention_forward
+        assert AttentionMaskInterface._global_mapping[name] is AttentionMaskInterface._global_mapping["sdpa"]
+    finally:
+        for table in (AttentionInterface, AttentionMaskInterface):
+            table._global_mapping.pop(name, None)

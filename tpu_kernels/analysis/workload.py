@@ -25,6 +25,33 @@ _NAME = re.compile(
 _SEED = 0
 
 
+class AttentionLayer(BaseModel):
+    """A kind of softmax attention layer that a model has; on one chip, the heads that are there.
+
+    Attributes:
+        name: Of the kind.
+        heads, kv_heads: Query heads and kv heads.
+        head_dim: Of keys and values.
+        window: A token sees at most so many keys.
+        sinks: Each query head has one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None
+    sinks: bool
+
+    def shared(self, chips: int) -> AttentionLayer:
+        """One chip's part of it; with fewer kv heads than chips, several have the same one."""
+        return self.model_copy(
+            update={"heads": self.heads // chips, "kv_heads": max(1, self.kv_heads // chips)}
+        )
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,6 +62,7 @@ class _Model(BaseModel):
     moe_intermediate: int
     transposed: bool
     activation: str | None
+    attention: tuple[AttentionLayer, ...]
 
 
 class _Models(BaseModel):
@@ -46,7 +74,7 @@ class _Models(BaseModel):
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One mixture-of-experts layer of a model, on one chip.
+    """A layer of a mixture-of-experts model, its experts and its attention, on one chip.
 
     Attributes:
         name: As it was asked for.
@@ -60,6 +88,7 @@ class Workload:
         top_k: Experts of each token.
         transposed: Weights are stored with the contraction before the columns.
         activation: Of an expert; None where it is one that no op here has.
+        attention: The kinds of softmax attention that the model's layers have; none where it is all of another kind.
     """
 
     name: str
@@ -73,6 +102,7 @@ class Workload:
     top_k: int
     transposed: bool
     activation: str | None
+    attention: tuple[AttentionLayer, ...]
 
     @property
     def rows(self) -> int:
@@ -142,18 +172,25 @@ def parse_workload(name: str) -> Workload:
         what = "its experts' intermediate size" if match["sharding"] == "tp" else "its experts"
         reason = f"{what}, {split}, cannot be split evenly over {chips}" if tokens else "it has no tokens"
         raise AnalysisError(f"case {name!r} is not possible: {reason}")
+    spread = chips if match["sharding"] == "tp" else 1
+    if any(layer.heads % spread for layer in model.attention):
+        heads = model.attention[0].heads
+        raise AnalysisError(
+            f"case {name!r} is not possible: its {heads} heads cannot be split evenly over {chips}"
+        )
     return Workload(
         name=name,
         model=match["model"],
         phase=phase,
         tokens=tokens,
         hidden=model.hidden,
-        intermediate=model.moe_intermediate // (chips if match["sharding"] == "tp" else 1),
+        intermediate=model.moe_intermediate // spread,
         experts=model.experts,
         local_experts=model.experts // (chips if match["sharding"] == "ep" else 1),
         top_k=model.top_k,
         transposed=model.transposed,
         activation=model.activation,
+        attention=tuple(layer.shared(spread) for layer in model.attention),
     )
 
 

@@ -23,7 +23,7 @@ def register() -> str:
     The mask function goes with it: without one, transformers makes no mask, and outputs are wrong without a word.
     """
     if not _registered:
-        function = _function()
+        function = provided(POINT)
         for table, entry in zip(_tables(), (function, function.mask), strict=True):
             table.register(NAME, entry)
         _registered.append(NAME)
@@ -61,7 +61,8 @@ def restore(model: Any) -> None:
         model.set_attn_implementation(former)
 
 
-def _function() -> Any:
+def provided(point: str) -> Any:
+    """What the kernel is used as at an extension point."""
     from ..device import keep_jax_off_tpu
     from ..hub import find_loaded, get_kernel
 
@@ -71,10 +72,10 @@ def _function() -> Any:
     record = find_loaded(module)
     assert record is not None
     assert record.metadata.tpu is not None
-    provided = record.metadata.tpu.provides.get(POINT, {})
-    if "attention" not in provided:
-        raise IntegrationError(f"{repo_id} v{version} provides no {POINT}.attention; install a newer release")
-    return getattr(module, provided["attention"])
+    names = record.metadata.tpu.provides.get(point, {})
+    if "attention" not in names:
+        raise IntegrationError(f"{repo_id} v{version} provides no {point}.attention; install a newer release")
+    return getattr(module, names["attention"])
 
 
 def _tables() -> tuple[Any, Any]:

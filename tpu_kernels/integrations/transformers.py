@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import IntegrationError
 from ..log import get_logger, warn_once
 from . import attention as attention_tables
+from . import diffusers as diffusers_dispatcher
 
 if TYPE_CHECKING:
     import torch
@@ -91,8 +92,8 @@ def enable(model: torch.nn.Module | None = None, *, experts: bool = True, attent
     Args:
       model: a transformers model, loaded already.
       experts: use kernels for mixture-of-experts layers.
-      attention: use the attention kernel for decode steps over a static cache; the rest keeps to sdpa. While loading,
-        ``attn_implementation="tpu_attention"`` asks for it.
+      attention: use the attention kernel for prefill, training and decode steps over a static cache; what it does not
+        serve keeps to sdpa. While loading, ``attn_implementation="tpu_attention"`` asks for it.
 
     Returns: what is active per module, and why not where not.
 
@@ -124,14 +125,16 @@ def enable(model: torch.nn.Module | None = None, *, experts: bool = True, attent
 def disable(model: torch.nn.Module | None = None) -> None:
     """Undoes `enable`: gives `model`, or every model it switched, its former implementation back.
 
-    Without a model the names are taken out of transformers' tables too. A model that was itself loaded with
-    ``experts_implementation="tpu_fused_experts"`` has no former one: it goes to transformers' default.
+    Without a model the names are taken out of transformers' tables too, and what `enable_diffusers` did is undone. A
+    model that was itself loaded with ``experts_implementation="tpu_fused_experts"`` has no former one: it goes to
+    transformers' default.
 
     Example:
       >>> import tpu_kernels
       >>> tpu_kernels.disable()
     """
     if model is None:
+        diffusers_dispatcher.unregister()
         attention_tables.unregister()
     else:
         attention_tables.restore(model)
@@ -244,7 +247,7 @@ def _enable_attention(model: Any) -> str:
         return f"the model keeps its own attention: transformers cannot switch that of {type(model).__name__}"
     repo_id, version = attention_tables.KERNEL
     of = "attention implementation" if model is None else "attention"
-    return f"{of}: {name} ({repo_id} v{version}), for decode steps over a static cache; sdpa for the rest"
+    return f"{of}: {name} ({repo_id} v{version}) for prefill, training and static caches; sdpa for the rest"
 
 
 def _modules(model: Any) -> Iterator[ModuleReport]:

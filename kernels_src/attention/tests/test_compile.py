@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from attention import functions
+from attention import flash, functions
 from attention.cases import CASES
 
 from tpu_kernels import analysis
@@ -42,6 +42,70 @@ WHOLE = [
         (1, 131072, 1, "bfloat16"),
     )
 ]
+
+
+# Query heads, kv heads, D, E, L, S, dtype, what else: prefill and its gradient.
+PASSES = [
+    (8, 2, 128, 128, 1000, 1000, "bfloat16", {"causal": True}),
+    (8, 1, 64, 64, 1024, 1024, "bfloat16", {"causal": True, "window": 128, "sinks": True}),
+    (4, 4, 192, 128, 300, 4096, "bfloat16", {}),
+]
+# Heads as in CASES; a diffusion transformer; keys whose gradients come piece by piece.
+WHOLE_PASSES = [
+    *[
+        (case.heads, case.kv_heads, case.head_dim, case.head_dim, keys, keys, dtype, form)
+        for case in CASES
+        for form in [{"causal": True, "window": case.window, "softcap": case.softcap, "sinks": case.sinks}]
+        for keys, dtype in ((8192, "bfloat16"), (1000, "float32"))
+    ],
+    (24, 24, 64, 64, 4173, 4173, "bfloat16", {}),
+    (8, 1, 128, 128, 4096, 131072, "bfloat16", {"causal": True}),
+]
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_prefill_and_its_gradient_compile(generation):
+    _compile_passes(generation, PASSES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_whole_matrix_of_passes_compiles(generation):
+    _compile_passes(generation, WHOLE_PASSES)
+
+
+def _compile_passes(generation: str, programs: list[tuple]) -> None:
+    jobs = [_pass(generation, *program) for program in programs]
+    for program, report in zip(programs, analysis.compile_many(jobs), strict=True):
+        assert report.compiled, f"{program}: {report.failure}"
+        names = [kernel.name for kernel in report.kernels]
+        assert len(names) == 2, f"{program}: {names}"
+        # Queries and keys come as XLA stores them, also where it does with tokens on lanes.
+        turned = [op for op in report.ops if op.kind in ("layout copy", "transpose", "pad")]
+        heads, _, dim, _, queries, *_ = program
+        assert max((op.bytes for op in turned), default=0) < heads * queries * dim, f"{program}: {turned}"
+
+
+def _pass(generation, heads, kv_heads, dim, value_dim, queries, keys, dtype, form):
+    form = dict(form)
+    sinks = form.pop("sinks", False)
+    shapes = [
+        (heads, queries, dim),
+        (kv_heads, keys, dim),
+        (kv_heads, keys, value_dim),
+        (heads, queries, value_dim),
+    ]
+    arrays = [jax.ShapeDtypeStruct((1, *shape), dtype) for shape in shapes]
+    arrays += [jax.ShapeDtypeStruct((heads,), dtype)] * sinks
+
+    def step(query, key, value, grad, *sinks):
+        def attention(query, key, value, *sinks):
+            return flash.flash_attention(query, key, value, None, None, *sinks, **form, tpu=generation)[0]
+
+        out, pullback = jax.vjp(attention, query, key, value, *sinks)
+        return out, pullback(grad)
+
+    return analysis.Job(step, tuple(arrays), generation)
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from attention import functions, reference
 from attention.cases import CASES
-from attention.config import VMEM_BYTES, choose, vmem_bytes
+from attention.decode_config import VMEM_BYTES, choose, vmem_bytes
 from attention.shapes import Config, Shape
 from attention_oracle import TOLERANCE, f64, relative_l2, step
 from hypothesis import HealthCheck, given, settings

@@ -171,7 +171,7 @@ class _Machine:
             operand = source.operand
         elif isinstance(destination, Pointer) and destination.hbm:
             operand, write = destination.operand, True
-        elif "hbm" in way:
+        elif "hbm" in way or way == "general":
             raise SimulationError(f"a DMA ({way}) has an address in HBM that is of no operand")
         self._event("dma", offset, semaphore, amount, operand, write)
 

@@ -23,7 +23,8 @@ _PREAMBLE_END = "= control target key end"
 _BUNDLE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(?:[A-Z]{2})?\s*:\s*(?P<loops>(?:>\s*)*)\{", re.MULTILINE)
 _LABEL = re.compile(r"[A-Z]{2}\s*:")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-# What the general form of a DMA moves from where to where is told in a comment only.
+# What the general form of a DMA moves from where to where is told in a comment, if at all: blocks with strides on
+# both sides have none, and are between HBM and vector memory.
 _GENERAL_DMA = re.compile(r"dma\.general( .*?)/\* (\w+)-to-(\w+) \*/", re.DOTALL)
 _START = re.compile(r"(?:Start|Start/End empty) region (\d+)")
 _INSTRUCTION = re.compile(r"(?:(?P<dest>%\w+)(?:, %\w+)* = )?(?P<op>[a-z_][\w.]*)(?P<rest>.*)", re.DOTALL)

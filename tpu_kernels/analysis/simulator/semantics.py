@@ -92,6 +92,7 @@ SCALAR_OPS: dict[str, Effect] = {
     "vsyncpa": "reset",
     "dma.done.wait": "wait",
     **dict.fromkeys((f"dma.{a}_to_{b}" for a in _MEMORIES for b in _MEMORIES), "dma"),
+    "dma.general": "dma",
     "vdelay": "delay",
 }
 

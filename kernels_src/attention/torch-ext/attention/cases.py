@@ -57,6 +57,9 @@ CASES: tuple[Case, ...] = (
     Case("stablelm-3b", 32, 32, 80),
 )
 
+# Keys of each sequence in a decode step of a workload, whose name tells the sequences only.
+CONTEXT = 4096
+
 
 @dataclasses.dataclass(frozen=True)
 class Call:
@@ -64,7 +67,7 @@ class Call:
 
     Attributes:
       op: name of the op.
-      part: the call's name.
+      part: which kind of layer it is, or the call's name.
       arguments: arrays by name: a pair of shape and dtype, or integers that count.
       static: other arguments.
     """
@@ -93,3 +96,26 @@ def benchmarks() -> list[Call]:
     """Decode steps of real models: 8 sequences, of lengths up to 4096."""
     lengths = [4096, 3011, 257, 1800, 1, 3600, 2048, 900]
     return [_step(case, lengths, 4096) for case in CASES]
+
+
+def calls(workload: Any) -> list[Call]:
+    """A model's attention layers in bf16, one of each kind, for `tpu-kernels compile` and `simulate`.
+
+    Args:
+      workload: `phase`; `tokens`: in `decode` the sequences, each with `CONTEXT` keys, else the length of one
+        sequence; `attention`: the kinds of layers, each with `name`, `heads`, `kv_heads`, `head_dim`, `window` and
+        `sinks`, as in `tpu_kernels.analysis`.
+    """
+    found = []
+    for layer in workload.attention:
+        case = Case(layer.name, layer.heads, layer.kv_heads, layer.head_dim, layer.window, layer.sinks)
+        arguments: dict[str, Any]
+        if workload.phase == "decode":
+            arguments, static = case.call(workload.tokens, CONTEXT)
+            arguments["lengths"] = [CONTEXT] * workload.tokens
+            found.append(Call("decode_attention", layer.name, arguments, static))
+            continue
+        arguments, static = case.call(1, workload.tokens, workload.tokens)
+        del arguments["lengths"]
+        found.append(Call("flash_attention", layer.name, arguments, {**static, "causal": True}))
+    return found

@@ -1,9 +1,10 @@
-"""`attention_forward`: this op as the attention function of a transformers model, with its mask function.
+"""`attention_forward`: the ops as the attention function of a transformers model, with its mask function.
 
-A decode step over a static cache takes the op. transformers hands attention the whole cache and says by a boolean
-mask [B, 1, L, S] which of it is valid. The keys that a token sees are one run in it (causality, left padding and
-windows make it so); its ends are what the op needs. Everything else, prefill and training first of all, takes torch's
-scaled_dot_product_attention, or with sinks or a soft cap, which that has not, the same in plain torch.
+A decode step over a static cache takes `decode_attention`, prefill and training take `flash_attention`. transformers
+says by a boolean mask [B, 1, L, S] what each token sees, or by none that it is all of it, up to itself where the module
+is causal. The keys that a token sees are one run in the mask (causality, padding, windows, chunks and packed sequences
+make it so); its ends are what the ops need. What they do not serve takes torch's scaled_dot_product_attention, or with
+sinks or a soft cap, which that has not, the same in plain torch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .ops import DTYPES, MOST_NEW, decode_attention
+from .ops import DTYPES, MOST_NEW, decode_attention, flash_attention
 
 _logger = logging.getLogger("tpu_kernels.attention")
 
@@ -37,7 +38,7 @@ def attention_forward(
     """An attention function for transformers. Register it together with `attention_mask`.
 
     A token whose mask has a gap, such as keys that were padded on the right before it was generated, gets NaN: wrong
-    tokens would go unnoticed.
+    tokens would go unnoticed. One that sees no key gets zeros.
 
     Args:
       module: the attention module.
@@ -52,32 +53,20 @@ def attention_forward(
       >>> AttentionInterface.register("tpu_attention", attention_forward)  # doctest: +SKIP
       >>> AttentionMaskInterface.register("tpu_attention", attention_mask)  # doctest: +SKIP
     """
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     reason = _not_served(module, query, key, value, attention_mask, dropout, others)
     if reason is None:
-        assert attention_mask is not None
-        starts, ends, whole = _runs(attention_mask[:, 0].expand(query.shape[0], -1, -1))
-        query = query.masked_fill(~whole[:, None, :, None], float("nan"))
-        out = decode_attention(
-            query,
-            key,
-            value,
-            ends,
-            starts,
-            s_aux,
-            scale=scaling,
-            window=sliding_window,
-            softcap=softcap,
-        )
+        form = {"scale": scaling, "softcap": softcap}
+        out = _by_kernel(query, key, value, attention_mask, s_aux, causal, sliding_window, form)
         return out.transpose(1, 2), None
     if not torch.compiler.is_compiling():
-        _log_once(type(module).__name__, reason)
+        log_once(type(module).__name__, reason)
     if softcap is None and s_aux is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **others
         )
-    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     dropout = dropout if module.training else 0.0
     out = _plain_attention(query, key, value, attention_mask, scaling, causal, softcap, s_aux, dropout)
     return out.transpose(1, 2), None
@@ -117,12 +106,14 @@ def _not_served(
     dropout: float,
     others: dict[str, Any],
 ) -> str | None:
-    """Why a call does not take the op; None where it does. Looks at shapes and dtypes alone."""
-    if query.shape[2] > MOST_NEW:
-        return f"a step of more than {MOST_NEW} tokens is no decode step"
-    if mask is None or mask.dtype != torch.bool:
-        return "there is no boolean mask: the cache is not static"
-    if mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2:] != (query.shape[2], key.shape[2]):
+    """Why a call does not take an op; None where it does. Looks at shapes and dtypes alone."""
+    if mask is None and query.shape[2] == 1:
+        return "a step of one token without a mask: the cache is not static"
+    if mask is not None and mask.dtype != torch.bool:
+        return "its mask is one to be added to the scores, as where a cache grows with every token"
+    if mask is not None and (
+        mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2:] != (query.shape[2], key.shape[2])
+    ):
         return f"its mask of shape {tuple(mask.shape)} is not [B, 1, L, S]"
     if any(tensor.dtype != query.dtype or tensor.dtype not in DTYPES for tensor in (query, key, value)):
         return f"it computes in {query.dtype}"
@@ -133,8 +124,32 @@ def _not_served(
     return None
 
 
+def _by_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    causal: bool,
+    window: int | None,
+    form: dict[str, Any],
+) -> Tensor:
+    new, keys = query.shape[2], key.shape[2]
+    if mask is None:
+        ends = None
+        if causal and new != keys:
+            # The first tokens of an empty cache that has room for more.
+            ends = torch.arange(1, new + 1, device=query.device).expand(query.shape[0], -1)
+        return flash_attention(query, key, value, None, ends, sinks, causal=causal and new == keys, **form)[0]
+    starts, ends, whole = _runs(mask[:, 0].expand(query.shape[0], -1, -1))
+    query = query.masked_fill(~whole[:, None, :, None], float("nan"))
+    if new <= MOST_NEW:
+        return decode_attention(query, key, value, ends, starts, sinks, window=window, **form)
+    return flash_attention(query, key, value, starts, ends, sinks, **form)[0]
+
+
 @functools.cache
-def _log_once(module: str, reason: str) -> None:
+def log_once(module: str, reason: str) -> None:
     _logger.info("%s takes sdpa: %s", module, reason)
 
 
@@ -182,3 +197,6 @@ def _plain_attention(
 
 
 attention_forward.mask = attention_mask  # type: ignore[attr-defined]
+# What transformers looks for in an attention repository on the Hub, `attn_implementation="tpu-kernels/attention"`.
+flash_attn_forward = attention_forward
+supports_flash_attn = True

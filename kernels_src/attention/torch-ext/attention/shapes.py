@@ -15,6 +15,19 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def visible_pairs(queries: int, keys: int, causal: bool, window: int | None) -> int:
+    """Pairs of a query and a key that it sees, without padding.
+
+    Example:
+      >>> visible_pairs(3, 3, True, None)
+      6
+    """
+    if not causal:
+        return queries * keys
+    most = keys if window is None else window
+    return sum(min(max(own, 0), most) for own in range(keys - queries + 1, keys + 1))
+
+
 @dataclasses.dataclass(frozen=True)
 class Shape:
     """What a kernel is made for.

@@ -57,6 +57,9 @@ CASES: tuple[Case, ...] = (
     Case("stablelm-3b", 32, 32, 80),
 )
 
+# Keys of each sequence in a decode step of a workload, whose name tells the sequences only.
+CONTEXT = 4096
+
 
 @dataclasses.dataclass(frozen=True)
 class Call:
@@ -64,7 +67,7 @@ class Call:
 
     Attributes:
       op: name of the op.
-      part: the call's name.
+      part: which kind of layer it is.
       arguments: arrays by name: a pair of shape and dtype, or integers that count.
       static: other arguments.
     """
@@ -75,21 +78,24 @@ class Call:
     static: dict[str, Any]
 
 
-def _step(case: Case, lengths: list[int], keys: int, new: int = 1, dtype: str = "bfloat16") -> Call:
-    arguments, static = case.call(len(lengths), keys, new, dtype)
-    return Call("decode_attention", case.name, {**arguments, "lengths": lengths}, static)
+def calls(workload: Any) -> list[Call]:
+    """A model's attention layers in bf16, one of each kind, for `tpu-kernels compile` and `simulate`.
 
-
-def examples() -> list[Call]:
-    """Small calls, whose results `tpu-kernels check` compares with the reference."""
-    return [
-        _step(Case("grouped", 8, 4, 128), [5, 0, 272], 272, dtype="float32"),
-        _step(Case("sliding", 6, 2, 64, window=130, sinks=True), [384, 17], 384, new=3),
-        _step(Case("capped", 4, 1, 80, softcap=5.0), [130, 200, 1], 200, new=2, dtype="float32"),
-    ]
-
-
-def benchmarks() -> list[Call]:
-    """Decode steps of real models: 8 sequences, of lengths up to 4096."""
-    lengths = [4096, 3011, 257, 1800, 1, 3600, 2048, 900]
-    return [_step(case, lengths, 4096) for case in CASES]
+    Args:
+      workload: `phase`; `tokens`: in `decode` the sequences, each with `CONTEXT` keys, else the length of one
+        sequence; `attention`: the kinds of layers, each with `name`, `heads`, `kv_heads`, `head_dim`, `window` and
+        `sinks`, as in `tpu_kernels.analysis`.
+    """
+    found = []
+    for layer in workload.attention:
+        case = Case(layer.name, layer.heads, layer.kv_heads, layer.head_dim, layer.window, layer.sinks)
+        arguments: dict[str, Any]
+        if workload.phase == "decode":
+            arguments, static = case.call(workload.tokens, CONTEXT)
+            arguments["lengths"] = [CONTEXT] * workload.tokens
+            found.append(Call("decode_attention", layer.name, arguments, static))
+            continue
+        arguments, static = case.call(1, workload.tokens, workload.tokens)
+        del arguments["lengths"]
+        found.append(Call("flash_attention", layer.name, arguments, {**static, "causal": True}))
+    return found

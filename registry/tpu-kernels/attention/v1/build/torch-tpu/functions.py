@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from . import reference
-from .config import choose
-from .kernel import call
+from .decode_config import choose
+from .decode_kernel import call
 from .shapes import LANES, Config, Shape, stored_transposed
 
 

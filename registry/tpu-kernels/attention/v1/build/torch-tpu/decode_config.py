@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from .kernel import scratch_of
+from .decode_kernel import scratch_of
 from .shapes import LANES, SUBLANES, Config, Shape, round_up
 
 MIB = 1024 * 1024
