@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .generation.cache import StaticCache as StaticCache
+    from .generation.loop import decode as decode
+    from .generation.loop import generate as generate
     from .hub import explain as explain
     from .hub import get_kernel as get_kernel
     from .hub import get_loaded_kernels as get_loaded_kernels
@@ -29,9 +32,12 @@ if TYPE_CHECKING:
     from .integrations.transformers import enable as enable
 
 _EXPORTS = {
+    "StaticCache": "generation.cache",
+    "decode": "generation.loop",
     "disable": "integrations.transformers",
     "enable": "integrations.transformers",
     "explain": "hub",
+    "generate": "generation.loop",
     "get_kernel": "hub",
     "get_loaded_kernels": "hub",
     "get_local_kernel": "hub",

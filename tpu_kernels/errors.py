@@ -76,6 +76,10 @@ class IntegrationError(TpuKernelsError):
     """A kernel could not be registered with another library."""
 
 
+class GenerationError(TpuKernelsError, ValueError):
+    """Tokens were asked for that cannot be made so: a prompt does not fit the cache, or not this cache."""
+
+
 class BenchmarkError(TpuKernelsError, ValueError):
     """A benchmark was asked for with values it cannot run."""
 

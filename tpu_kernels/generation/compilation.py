@@ -1,0 +1,69 @@
+"""torch.compile for steps that own their buffers: no guards, and what they write to is donated."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..log import warn_once
+
+
+def compile_step(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles `function` for device tpu, for good: who calls it answers for the same shapes and structure each time.
+
+    Checking them is most of a small step's host time, so no guards are kept. Tensors that `function` writes to are
+    donated; else XLA copies each of them in every call, key/value caches first of all.
+    """
+    backend = _donating_backend()
+    if backend is None:
+        warn_once("this torch_tpu does not let buffers be donated: each call copies the key/value cache")
+    return torch.compile(
+        function,
+        backend=backend or "tpu",
+        fullgraph=True,
+        dynamic=False,
+        options={
+            "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
+            # A graph without donation may be in torch's cache on disk, under the same key.
+            "serializable": False,
+        },
+    )
+
+
+@functools.cache
+def _donating_backend() -> Any:
+    """torch_tpu's backend, donating; None where torch_tpu is not built as it was when this was written."""
+    try:
+        from torch_tpu._internal.compile import TpuBackend
+        from torch_tpu._internal.compile.compiler import StaticCompiler
+    except ImportError:
+        return None
+    if not hasattr(TpuBackend, "_compile_graph_module"):
+        return None
+
+    class DonatingBackend(TpuBackend):  # type: ignore[misc]
+        def _compile_graph_module(self, compiler: Any, is_forward: bool, *rest: Any) -> Any:
+            base = getattr(compiler, "base_compiler", None)
+            if is_forward and isinstance(base, StaticCompiler):
+                compiler.base_compiler = functools.partial(_compile_donating, base)
+            return super()._compile_graph_module(compiler, is_forward, *rest)
+
+    return DonatingBackend()
+
+
+def _compile_donating(compiler: Any, graph: Any, inputs: Sequence[Any], **options: Any) -> Any:
+    return compiler(graph, inputs, donated_inputs=_written(inputs), **options)
+
+
+def _written(inputs: Sequence[Any]) -> list[int] | None:
+    """Which of the tensors among a graph's inputs it writes to, as AOTAutograd has found."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None or len(metadata.input_info) != len(inputs):
+        return None
+    both = zip(metadata.input_info, inputs, strict=True)
+    tensors = [info for info, each in both if isinstance(each, torch.Tensor)]
+    return [place for place, info in enumerate(tensors) if info.mutates_data] or None
