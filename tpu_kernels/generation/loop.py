@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 
 from ..errors import DeviceError, GenerationError
 from ..log import warn_once
@@ -88,10 +89,11 @@ def decode(
     cache = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
     sampling = Sampling.of(logits_processor, generation_config.do_sample)
     reason = _not_served(model, generation_config, sampling, cache, synced_gpus, model_kwargs)
-    if reason is not None:
+
+    def stock(reason: str) -> Any:
         warn_once(f"generate runs transformers' own loop: {reason}")
-        stock = getattr(type(model), _stock_loop(generation_config))
-        return stock(
+        loop = getattr(type(model), _stock_loop(generation_config))
+        return loop(
             model,
             input_ids,
             logits_processor=logits_processor,
@@ -101,6 +103,9 @@ def decode(
             **({"synced_gpus": synced_gpus} if synced_gpus else {}),
             **model_kwargs,
         )
+
+    if reason is not None:
+        return stock(reason)
     assert isinstance(sampling, Sampling)
     ours = cache if isinstance(cache, StaticCache) else None
     mask = model_kwargs.get("attention_mask")
@@ -116,7 +121,13 @@ def decode(
                 chunk=chunk,
                 cache=ours,
             )
-            session.start()
+            try:
+                session.start()
+            except TorchDynamoException as error:
+                if ours is not None:
+                    ours.release()
+                first_line = str(error).strip().partition("\n")[0]
+                return stock(f"the model's step cannot be compiled as one graph ({first_line})")
             sequences = session.run(stopping_criteria, streamer)
     except GenerationError:
         raise

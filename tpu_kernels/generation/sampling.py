@@ -24,6 +24,7 @@ class Sampling:
       sample: draw; else the likeliest token.
       top_k: draw from so many of the likeliest tokens; 0 from all.
       temperature, top_p, min_p, repetition_penalty: as in `GenerationConfig`; None where not used.
+      padding_counts: the repetition penalty is for the padding of prompts, too, as in older transformers.
     """
 
     sample: bool = False
@@ -32,6 +33,7 @@ class Sampling:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    padding_counts: bool = True
 
     @classmethod
     def of(cls, processors: Iterable[Any], sample: bool) -> Sampling | str:
@@ -41,8 +43,10 @@ class Sampling:
         found: dict[str, Any] = {}
         for processor in processors:
             kind = type(processor)
-            if kind is stock.RepetitionPenaltyLogitsProcessor and processor.prompt_ignore_length is None:
-                found["repetition_penalty"] = processor.penalty
+            if kind is stock.RepetitionPenaltyLogitsProcessor and not isinstance(
+                ignored := processor.prompt_ignore_length, int
+            ):
+                found |= {"repetition_penalty": processor.penalty, "padding_counts": ignored is None}
             elif kind is stock.TemperatureLogitsWarper:
                 found["temperature"] = processor.temperature
             elif kind is stock.TopKLogitsWarper:
@@ -64,7 +68,7 @@ class Sampling:
           1.0
         """
         used = {name: 1.0 for name in NAMES if getattr(self, name) is not None}
-        return dataclasses.replace(self, **used)  # type: ignore[arg-type]
+        return dataclasses.replace(self, padding_counts=True, **used)  # type: ignore[arg-type]
 
     def values(self, device: Any) -> Tensor:
         """The settings in the order of `NAMES`, float32."""

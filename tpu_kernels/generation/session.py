@@ -137,7 +137,8 @@ class Session:
         cache = self.state.cache
         if self._position > position and not cache.forgets:
             cache.release()
-        cache.cursor.length.fill_(position)
+        else:
+            cache.cursor.length.fill_(position)
 
 
 def _check(cache: StaticCache, batch: int, columns: int, most: int) -> int:
@@ -178,9 +179,9 @@ def _state(
     ends = [] if ends is None else ends.flatten().tolist()
     seen = None
     if sampling.repetition_penalty is not None:
-        seen = torch.zeros(batch, model.config.get_text_config().vocab_size, dtype=torch.bool).scatter_(
-            1, ids, True
-        )
+        seen = torch.zeros(batch, model.config.get_text_config().vocab_size, dtype=torch.bool)
+        for row, tokens, real in zip(seen, ids, valid[:, lead:], strict=True):
+            row[tokens if sampling.padding_counts else tokens[real[:columns]]] = True
     device = model.device
     return State(
         cache=cache,
