@@ -11,11 +11,17 @@ import torch
 from ..log import warn_once
 
 
-def compile_step(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_step(
+    function: Callable[..., Any], on_compiled: Callable[[Any], None] | None = None
+) -> Callable[..., Any]:
     """Compiles `function` for device tpu, for good: who calls it answers for the same shapes and structure each time.
 
     Checking them is most of a small step's host time, so no guards are kept. Tensors that `function` writes to are
     donated; else XLA copies each of them in every call, key/value caches first of all.
+
+    Args:
+      function: what to compile.
+      on_compiled: is given torch_tpu's `TpuCompileDebug` of each graph, with its StableHLO.
     """
     backend = _donating_backend()
     if backend is None:
@@ -29,6 +35,7 @@ def compile_step(function: Callable[..., Any]) -> Callable[..., Any]:
             "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
             # A graph without donation may be in torch's cache on disk, under the same key.
             "serializable": False,
+            "debug_callback": on_compiled,
         },
     )
 

@@ -5,6 +5,7 @@ Axis letters: B sequences, L new tokens, S positions of the cache, T steps, V to
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import types
@@ -87,10 +88,8 @@ class Programs:
         """Makes the next tokens, [T, B], one a row of `uniforms` [T, B]."""
         steps = uniforms.shape[0]
         scanned = steps > 1 and state.token.device.type == "tpu"
-        # transformers decodes with other experts than it prefills with.
-        with self._forward.model._optimize_model_for_decode():
-            function = make_decode(self._forward, form, scanned)
-            tokens: Tensor = self._run("decode", steps, function, state, uniforms, form=form)
+        function = make_decode(self._forward, form, scanned)
+        tokens: Tensor = self._run("decode", steps, function, state, uniforms, form=form)
         return tokens
 
     def _run(
@@ -121,7 +120,10 @@ class Programs:
         cause = self._cause(key)
         program = compile_step(_with_own_code(function))
         started = time.perf_counter()
-        result = program(state, *inputs)
+        # transformers has other experts for decoding than for prefill.
+        experts = model._optimize_model_for_decode() if step == "decode" else contextlib.nullcontext()
+        with experts:
+            result = program(state, *inputs)
         self.compilations.append(Compilation(key, cause, time.perf_counter() - started))
         self._compiled[key] = program
         return result
