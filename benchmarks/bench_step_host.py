@@ -27,23 +27,23 @@ PROMPT = 32
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one decode step, in milliseconds, the least of several measurements."""
+    """Of one decode step, in milliseconds."""
 
     host_ms: float
     wall_ms: float
 
 
-def measure(run: Callable[[int], Any], repeats: int, short: int = SHORT, long: int = LONG) -> Cost:
-    """The cost of a step of `run`, which is given a number of new tokens."""
-    run(short)
-    run(long)  # compiles what the other did not
-    costs = []
-    for _ in range(repeats):
-        (host_short, wall_short), (host_long, wall_long) = _time(run, short), _time(run, long)
-        steps = long - short
-        costs.append((1e3 * (host_long - host_short) / steps, 1e3 * (wall_long - wall_short) / steps))
-    host, wall = zip(*costs, strict=True)
-    return Cost(min(host), min(wall))
+def measure(run: Callable[[int], Any], repeats: int) -> Cost:
+    """The cost of a step of `run`, which is given a number of new tokens: of each length the fastest run counts."""
+    least = {}
+    for tokens in (SHORT, LONG):
+        run(tokens)  # compiles
+        host, wall = zip(*(_time(run, tokens) for _ in range(repeats)), strict=True)
+        least[tokens] = min(host), min(wall)
+    costs = [
+        1e3 * (long - short) / (LONG - SHORT) for short, long in zip(least[SHORT], least[LONG], strict=True)
+    ]
+    return Cost(*costs)
 
 
 def _time(run: Callable[[int], Any], tokens: int) -> tuple[float, float]:

@@ -94,3 +94,14 @@ class SimulationError(AnalysisError):
 
 class TuningError(TpuKernelsError, RuntimeError):
     """A kernel cannot be tuned, or not here."""
+
+
+_LONGEST_MESSAGE = 300
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line that fits a table; this package's own messages are complete without their type."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    if not isinstance(error, TpuKernelsError):
+        text = f"{type(error).__name__}: {text}"
+    return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"

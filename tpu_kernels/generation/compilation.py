@@ -26,18 +26,13 @@ def compile_step(
     backend = _donating_backend()
     if backend is None:
         warn_once("this torch_tpu does not let buffers be donated: each call copies the key/value cache")
-    return torch.compile(
-        function,
-        backend=backend or "tpu",
-        fullgraph=True,
-        dynamic=False,
-        options={
-            "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
-            # A graph without donation may be in torch's cache on disk, under the same key.
-            "serializable": False,
-            "debug_callback": on_compiled,
-        },
-    )
+    options: dict[str, Any] = {
+        "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
+        # A graph without donation may be in torch's cache on disk, under the same key.
+        "serializable": False,
+        "debug_callback": on_compiled,
+    }
+    return torch.compile(function, backend=backend or "tpu", fullgraph=True, dynamic=False, options=options)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
-from ..errors import DeviceError, GenerationError
+from ..errors import DeviceError, GenerationError, first_line
 from ..log import warn_once
 from .cache import AttentionLayer, StaticCache
 from .sampling import Sampling
@@ -126,8 +126,7 @@ def decode(
             except TorchDynamoException as error:
                 if ours is not None:
                     ours.release()
-                first_line = str(error).strip().partition("\n")[0]
-                return stock(f"the model's step cannot be compiled as one graph ({first_line})")
+                return stock(f"the model's step cannot be compiled as one graph ({first_line(error)})")
             sequences = session.run(stopping_criteria, streamer)
     except GenerationError:
         raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 import types
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from torch import Tensor
 from .compilation import compile_step
 from .sampling import Sampling
 from .steps import Forward, State, make_decode, make_prefill
+
+Program = Callable[..., Tensor]
+"""What `steps` makes, a function of the state first of all, compiled."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Programs:
 
     def __init__(self, model: Any) -> None:
         self._forward = Forward(model)
-        self._compiled: dict[Key, Callable[..., Any]] = {}
+        self._compiled: dict[Key, Program] = {}
         self.compilations: list[Compilation] = []
 
     @classmethod
@@ -77,32 +81,21 @@ class Programs:
     def __deepcopy__(self, memo: Any) -> Programs:
         return self
 
-    def prefill(self, state: State, ids: Tensor, uniforms: Tensor, form: Sampling) -> Tensor:
-        """Puts `ids` [B, L] in the cache; makes the token that follows, [1, B], drawn by `uniforms` [1, B]."""
+    def prefill(self, state: State, tokens: int, form: Sampling) -> Program:
+        """The step that puts so many `tokens` of each prompt in the cache: `steps.make_prefill`."""
         step = "first prefill" if state.cache.batch is None else "further prefill"
-        function = make_prefill(self._forward, form)
-        token: Tensor = self._run(step, ids.shape[1], function, state, ids, uniforms, form=form)
-        return token
+        return self._program(step, state, tokens, form, lambda: make_prefill(self._forward, form))
 
-    def decode(self, state: State, uniforms: Tensor, form: Sampling) -> Tensor:
-        """Makes the next tokens, [T, B], one a row of `uniforms` [T, B]."""
-        steps = uniforms.shape[0]
-        scanned = steps > 1 and state.token.device.type == "tpu"
-        function = make_decode(self._forward, form, scanned)
-        tokens: Tensor = self._run("decode", steps, function, state, uniforms, form=form)
-        return tokens
+    def decode(self, state: State, tokens: int, form: Sampling) -> Program:
+        """The step that makes so many `tokens` of each sequence: `steps.make_decode`."""
+        scanned = tokens > 1 and state.token.device.type == "tpu"
+        return self._program("decode", state, tokens, form, lambda: make_decode(self._forward, form, scanned))
 
-    def _run(
-        self,
-        step: str,
-        tokens: int,
-        function: Callable[..., Any],
-        state: State,
-        *inputs: Tensor,
-        form: Sampling,
-    ) -> Any:
+    def _program(
+        self, step: str, state: State, tokens: int, form: Sampling, make: Callable[[], Callable[..., Tensor]]
+    ) -> Program:
         if state.token.device.type != "tpu":
-            return function(state, *inputs)
+            return make()
         model = self._forward.model
         key = Key(
             step=step,
@@ -115,17 +108,20 @@ class Programs:
             attention=str(model.config._attn_implementation),
         )
         program = self._compiled.get(key)
-        if program is not None:
-            return program(state, *inputs)
-        cause = self._cause(key)
-        program = compile_step(_with_own_code(function))
+        if program is None:
+            return functools.partial(self._compile, key, compile_step(_with_own_code(make())))
+        return program
+
+    def _compile(self, key: Key, program: Program, *arguments: Any) -> Tensor:
         started = time.perf_counter()
         # transformers has other experts for decoding than for prefill.
-        experts = model._optimize_model_for_decode() if step == "decode" else contextlib.nullcontext()
-        with experts:
-            result = program(state, *inputs)
-        self.compilations.append(Compilation(key, cause, time.perf_counter() - started))
-        self._compiled[key] = program
+        decoding = self._forward.model._optimize_model_for_decode
+        with decoding() if key.step == "decode" else contextlib.nullcontext():
+            result = program(*arguments)
+        seconds = time.perf_counter() - started
+        if key not in self._compiled:
+            self.compilations.append(Compilation(key, self._cause(key), seconds))
+            self._compiled[key] = program
         return result
 
     def _cause(self, key: Key) -> str:

@@ -88,19 +88,16 @@ class Session:
         self._prompt = torch.nn.functional.pad(ids[:, held:], (lead, 0))
         self._sequences = torch.nn.functional.pad(ids, (0, new))
         self._columns = self._position = columns
-        # Drawn at once, so that a seed gives the same tokens whatever the number of steps.
-        shape = (1 + self._dispatches * steps, batch)
-        self._uniforms = torch.rand(shape) if sampling.sample else torch.zeros(shape)
         self.state = _state(model, cache, ids, mask, config, sampling, lead)
+        self._first_draw, *self._draws = self._draw(batch, sampling.sample)
 
     def start(self) -> None:
         """Puts the prompt in the cache and makes the first token."""
         state = self.state
-        device = state.token.device
-        state.cache.cursor.length = state.cache.cursor.length.to(device)
-        uniforms = self._uniforms[:1].to(device)
+        state.cache.cursor.length = state.cache.cursor.length.to(state.token.device)
         for piece in self._prompt.split(self._pieces, dim=1):
-            self._first = self._programs.prefill(state, piece.to(device), uniforms, self._form)
+            prefill = self._programs.prefill(state, piece.shape[1], self._form)
+            self._first = prefill(state, piece.to(state.token.device), self._first_draw)
 
     def run(self, stopping_criteria: Any, streamer: Any) -> Tensor:
         """Makes the other tokens, until all sequences are done; returns those with their prompts."""
@@ -125,12 +122,22 @@ class Session:
         """Each step's tokens, [B], on the CPU, while the device makes those of the next dispatch."""
         state = self.state
         queue = deque([self._first])
-        for dispatch in range(self._dispatches):
-            uniforms = self._uniforms[1 + dispatch * self._steps :][: self._steps].to(state.token.device)
-            queue.append(self._programs.decode(state, uniforms, self._form))
+        decode = self._programs.decode(state, self._steps, self._form)
+        for draw in self._draws:
+            queue.append(decode(state, draw))
             self._position += self._steps
             yield from queue.popleft().cpu()
         yield from queue.popleft().cpu()
+
+    def _draw(self, batch: int, sample: bool) -> list[Tensor]:
+        """Uniform random numbers, [1, B] for prefill and [T, B] for each dispatch; where there is no choice, zeros."""
+        sizes = [1, *[self._steps] * self._dispatches]
+        device = self.state.token.device
+        if not sample:
+            zeros = {size: torch.zeros(size, batch, device=device) for size in set(sizes)}
+            return [zeros[size] for size in sizes]
+        # All at once, so that a seed gives the same tokens whatever the number of steps.
+        return [draw.to(device) for draw in torch.rand(sum(sizes), batch).split(sizes)]
 
     def _rewind(self, position: int) -> None:
         """Takes out of the cache what was made for nothing."""
