@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .generation.cache import StaticCache as StaticCache
     from .generation.loop import decode as decode
     from .generation.loop import generate as generate
+    from .generation.warm import warm as warm
     from .hub import explain as explain
     from .hub import get_kernel as get_kernel
     from .hub import get_loaded_kernels as get_loaded_kernels
@@ -45,6 +46,7 @@ _EXPORTS = {
     "has_kernel": "hub",
     "install_kernel": "hub",
     "load_kernel": "hub",
+    "warm": "generation.warm",
 }
 
 __all__ = ["__version__", *_EXPORTS]

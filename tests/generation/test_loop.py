@@ -1,3 +1,4 @@
+import functools
 import itertools
 
 import pytest
@@ -7,6 +8,8 @@ from transformers import TextIteratorStreamer
 import tpu_kernels
 from tpu_kernels.bench.tokenizer import build_tokenizer
 from tpu_kernels.errors import DeviceError, GenerationError
+from tpu_kernels.generation import programs
+from tpu_kernels.generation.compilation import compile_step
 from tpu_kernels.generation.programs import Programs
 from tpu_kernels.generation.session import exact_pieces, padded_pieces
 
@@ -48,8 +51,14 @@ def test_tokens_are_those_of_transformers(load, prompts, family):
         for family in FAMILIES
     ],
 )
-def test_the_device_makes_them_with_one_graph_a_bucket(load, prompts, device, family):
+def test_the_device_makes_them_with_one_graph_a_bucket(load, prompts, device, family, monkeypatch):
     """Past the window of 32; transformers' own static cache falls back to single operations there."""
+    donated = []
+
+    def on_compiled(debug):
+        donated.append(debug.stablehlo_forward_text[0].count("jax.buffer_donor = true"))
+
+    monkeypatch.setattr(programs, "compile_step", functools.partial(compile_step, on_compiled=on_compiled))
     new = 28
     expected = load(family).generate(**prompts, **GREEDY, max_new_tokens=new)
     model = load(family, device)
@@ -62,6 +71,11 @@ def test_the_device_makes_them_with_one_graph_a_bucket(load, prompts, device, fa
         if columns == 20:
             assert torch.equal(made, expected)
 
+    if device == "tpu":
+        cache = tpu_kernels.StaticCache(model.config, 64)
+        held = 2 * sum(not linear for linear in cache.is_linear) + 2 * sum(cache.is_linear)
+        # Token, finished, position and all of the cache; prefill makes that, it does not write to it.
+        assert donated == [3, 3 + held]
     causes = [compilation.cause for compilation in Programs.of(model).compilations]
     assert causes == ["the first of its kind"] * (2 if device == "tpu" else 0)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(causes)
@@ -141,7 +155,6 @@ def test_a_streamer_is_told_what_transformers_tells_it(model, prompts):
     assert "".join(text) == build_tokenizer().decode(sequences[0, 20:])
 
 
-@pytest.mark.device
 def test_an_interrupt_ends_the_stream_and_leaves_everything_usable(load, prompts, device):
     model = load("mixtral", device)
     expected = load("mixtral").generate(**prompts, **GREEDY, max_new_tokens=20)

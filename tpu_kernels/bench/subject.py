@@ -100,7 +100,7 @@ def experts_registered(arms: Sequence[str]) -> Iterator[None]:
 def load(config: DecodeConfig, placement: Placement) -> Subject:
     """Loads the model that `config` names on its device, after checking that it can run what is asked."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     text = prompts.read_text(config.prompt_file)
     with _source(config.model) as source, _load_errors(config.model):
@@ -118,9 +118,7 @@ def load(config: DecodeConfig, placement: Placement) -> Subject:
         capacity = placement.memory_bytes()
         if capacity is not None:
             memory.check_fits(model_config, config.batches, length, dtype, capacity, placement.description)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(placement.torch_device).eval()
-        # Moving to a TPU replaces each module's parameters, and so parts an embedding from its tied head.
-        model.tie_weights()
+        model = _model(source, dtype, placement.torch_device)
 
     # The checkpoint's sampling and end-of-text defaults would change what a step does and how many there are.
     model.generation_config = GenerationConfig()
@@ -135,6 +133,27 @@ def load(config: DecodeConfig, placement: Placement) -> Subject:
         dispatches_experts=any(map(is_dispatched, model.modules())),
         description=", ".join((type(model).__name__, *traits)),
     )
+
+
+def load_model(name: str, dtype: str, device: str) -> PreTrainedModel:
+    """The causal language model that is called `name`, as in `DecodeConfig`, on `device`."""
+    import torch
+    from transformers import AutoConfig
+
+    with _source(name) as source, _load_errors(name):
+        own = dtype == "auto"
+        return _model(
+            source, _own_dtype(AutoConfig.from_pretrained(source)) if own else getattr(torch, dtype), device
+        )
+
+
+def _model(source: str | Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device).eval()
+    # Moving to a TPU replaces each module's parameters, and so parts an embedding from its tied head.
+    model.tie_weights()
+    return model
 
 
 def _what_ran(function: Callable[..., object]) -> list[str]:

@@ -27,6 +27,7 @@ from .simulate import simulate
 from .tune import tune
 from .verify import verify
 from .versions import versions
+from .warm import warm
 
 app = typer.Typer(
     name="tpu-kernels",
@@ -41,6 +42,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Start here": {"doctor": doctor},
     "Find kernels": {"list": list_, "info": info, "versions": versions, "explain": explain},
     "Get and keep kernels": {"download": download, "verify": verify, "lock": lock, "mirror": mirror},
+    "Run models": {"warm": warm},
     "Make and measure kernels": {"build": build, "compile": compile, "simulate": simulate, "tune": tune},
 }
 for panel, commands in _PANELS.items():

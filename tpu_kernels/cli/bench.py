@@ -21,6 +21,7 @@ from ..bench.presets import PRESETS
 from ..bench.report import render
 from ..bench.results import DecodeConfig, DecodeResult, DeviceChoice, DtypeChoice
 from ..errors import BenchmarkError
+from .output import split, whole_numbers
 
 app = typer.Typer(help="Measure models and kernels.", no_args_is_help=True)
 
@@ -68,8 +69,8 @@ def decode(
         check_available()
     config = DecodeConfig(
         model=model,
-        experts=tuple(_split(experts)),
-        batches=tuple(_whole_number("batch", item) for item in _split(batch)),
+        experts=tuple(split(experts)),
+        batches=whole_numbers("batch", batch),
         prompt_length=prompt_length,
         new_tokens=new_tokens,
         repeats=repeats,
@@ -108,17 +109,6 @@ def _read(path: Path) -> DecodeResult:
 def _print(table: Group) -> None:
     # Off a terminal rich assumes 80 columns, and a table in a log file would be folded for nothing.
     Console(width=None if sys.stdout.isatty() else 150).print(table)
-
-
-def _split(items: str) -> list[str]:
-    return [stripped for item in items.split(",") if (stripped := item.strip())]
-
-
-def _whole_number(name: str, item: str) -> int:
-    try:
-        return int(item)
-    except ValueError as error:
-        raise BenchmarkError(f"{name} {item!r} is not a whole number; give numbers, as in 1,8,64") from error
 
 
 @contextlib.contextmanager

@@ -48,24 +48,33 @@ def _donating_backend() -> Any:
 
     class DonatingBackend(TpuBackend):  # type: ignore[misc]
         def _compile_graph_module(self, compiler: Any, is_forward: bool, *rest: Any) -> Any:
+            *_, graph, inputs = rest
             base = getattr(compiler, "base_compiler", None)
             if is_forward and isinstance(base, StaticCompiler):
-                compiler.base_compiler = functools.partial(_compile_donating, base)
+                compiler.base_compiler = functools.partial(_compile_donating, base, _written(graph, inputs))
             return super()._compile_graph_module(compiler, is_forward, *rest)
 
     return DonatingBackend()
 
 
-def _compile_donating(compiler: Any, graph: Any, inputs: Sequence[Any], **options: Any) -> Any:
-    return compiler(graph, inputs, donated_inputs=_written(inputs), **options)
+def _compile_donating(
+    compiler: Any, written: frozenset[str], graph: Any, inputs: Sequence[Any], **options: Any
+) -> Any:
+    names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+    both = zip(names, inputs, strict=True)
+    tensors = [name for name, each in both if isinstance(each, torch.Tensor)]
+    donated = [place for place, name in enumerate(tensors) if name in written]
+    return compiler(graph, inputs, donated_inputs=donated or None, **options)
 
 
-def _written(inputs: Sequence[Any]) -> list[int] | None:
-    """Which of the tensors among a graph's inputs it writes to, as AOTAutograd has found."""
+def _written(graph: Any, inputs: Sequence[Any]) -> frozenset[str]:
+    """The inputs of a graph that it writes to, as AOTAutograd has found, by the names that torch_tpu's parts of the
+    graph keep. None where there is more than one part, cut at collectives: a later one may read what was donated."""
     context = torch._guards.TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
-    if metadata is None or len(metadata.input_info) != len(inputs):
-        return None
-    both = zip(metadata.input_info, inputs, strict=True)
-    tensors = [info for info, each in both if isinstance(each, torch.Tensor)]
-    return [place for place, info in enumerate(tensors) if info.mutates_data] or None
+    collectives = any("c10d" in str(node.target) for node in graph.graph.nodes)
+    if metadata is None or len(metadata.input_info) != len(inputs) or collectives:
+        return frozenset()
+    names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+    both = zip(names, metadata.input_info, strict=True)
+    return frozenset(name for name, info in both if info.mutates_data)
