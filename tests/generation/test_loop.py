@@ -7,7 +7,7 @@ from transformers import TextIteratorStreamer
 
 import tpu_kernels
 from tpu_kernels.bench.tokenizer import build_tokenizer
-from tpu_kernels.errors import DeviceError, GenerationError
+from tpu_kernels.errors import DeviceError, GenerationError, IntegrationError
 from tpu_kernels.generation import programs
 from tpu_kernels.generation.compilation import compile_step
 from tpu_kernels.generation.programs import Programs
@@ -252,3 +252,18 @@ def test_pieces_are_few_and_make_up_the_prompt(length):
         assert length <= sum(padded) < 2 * length + 16
         assert set(padded[1:]) <= {chunk}
         assert all(piece & (piece - 1) == 0 for piece in itertools.chain(exact, padded))
+
+
+def test_enable_makes_it_the_models_own(load, prompts):
+    model = load("mixtral")
+    expected = model.generate(**prompts, **GREEDY, max_new_tokens=5)
+    streamer = Tokens()
+    report = tpu_kernels.enable(model, experts=False, generation=True)
+    assert "tpu_kernels.generate" in str(report)
+    made = model.generate(**prompts, **GREEDY, max_new_tokens=5, streamer=streamer, steps=2)
+    assert torch.equal(made, expected)
+    assert streamer.ended, "transformers passes a streamer on to no other loop than its own"
+    tpu_kernels.disable(model)
+    assert model.generate.__func__ is type(model).generate
+    with pytest.raises(IntegrationError, match="for a model that is loaded"):
+        tpu_kernels.enable(experts=False, generation=True)
