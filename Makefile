@@ -16,9 +16,9 @@ demo: $(READY)
 	$(BIN)/tpu-kernels emulate examples/load_and_swap.py
 	mkdir -p demo
 	$(BIN)/tpu-kernels bench decode --model preset:qwen3-moe \
-	  --experts tpu_fused_experts,stock,tpu_grouped_mm,eager --batch 1,8 \
+	  --experts tpu_fused_experts+loop,tpu_fused_experts,stock,tpu_grouped_mm,eager --batch 1,8 \
 	  --prompt-length 64 --new-tokens 32 --repeats 3 \
-	  --device emulated --json demo/decode.json --plot demo/decode.png
+	  --device emulated --json demo/decode.json --plot demo/decode.png --html demo/decode.html
 
 test: test-cpu test-emulated
 

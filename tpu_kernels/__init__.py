@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .generation.cache import StaticCache as StaticCache
+    from .generation.loop import decode as decode
+    from .generation.loop import generate as generate
+    from .generation.warm import warm as warm
     from .hub import explain as explain
     from .hub import get_kernel as get_kernel
     from .hub import get_loaded_kernels as get_loaded_kernels
@@ -30,10 +34,13 @@ if TYPE_CHECKING:
     from .integrations.transformers import enable as enable
 
 _EXPORTS = {
+    "StaticCache": "generation.cache",
+    "decode": "generation.loop",
     "disable": "integrations.transformers",
     "enable": "integrations.transformers",
     "enable_diffusers": "integrations.diffusers",
     "explain": "hub",
+    "generate": "generation.loop",
     "get_kernel": "hub",
     "get_loaded_kernels": "hub",
     "get_local_kernel": "hub",
@@ -41,6 +48,7 @@ _EXPORTS = {
     "has_kernel": "hub",
     "install_kernel": "hub",
     "load_kernel": "hub",
+    "warm": "generation.warm",
 }
 
 __all__ = ["__version__", *_EXPORTS]

@@ -80,6 +80,10 @@ class IntegrationError(TpuKernelsError):
     """A kernel could not be registered with another library."""
 
 
+class GenerationError(TpuKernelsError, ValueError):
+    """Tokens were asked for that cannot be made so: a prompt does not fit the cache, or not this cache."""
+
+
 class BenchmarkError(TpuKernelsError, ValueError):
     """A benchmark was asked for with values it cannot run."""
 
@@ -98,3 +102,14 @@ class TuningError(TpuKernelsError, RuntimeError):
 
 class DashboardError(TpuKernelsError, ValueError):
     """What a dashboard is to be made of cannot be read."""
+
+
+_LONGEST_MESSAGE = 300
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line that fits a table; this package's own messages are complete without their type."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    if not isinstance(error, TpuKernelsError):
+        text = f"{type(error).__name__}: {text}"
+    return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"

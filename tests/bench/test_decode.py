@@ -74,6 +74,7 @@ def test_every_arm_is_measured_at_every_batch(result: DecodeResult) -> None:
         assert min(measurement.prefill_samples_ms) > 0
         speeds = [arm.batch * 5 / (sum(steps) / 1e3) for steps in measurement.step_samples_ms]
         assert math.isclose(measurement.tokens_per_s.median, sum(speeds) / 2)
+        assert measurement.host_ms.low > 0
         assert measurement.first_run_s > 0
 
 
@@ -93,7 +94,7 @@ def test_cpu_time_is_called_just_that(result: DecodeResult) -> None:
 
 def test_json_carries_everything(result: DecodeResult) -> None:
     document = json.loads(result.to_json())
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["evidence"] == "cpu"
     assert "not TPU speeds" in document["caution"]
     assert document["config"]["batches"] == [1, 3]
@@ -102,6 +103,28 @@ def test_json_carries_everything(result: DecodeResult) -> None:
         *("python", "torch", "torch_tpu", "jax", "libtpu", "transformers", "tpu_kernels")
     }
     assert len(document["arms"][3]["measurement"]["step_samples_ms"][1]) == 5
+
+
+def test_json_is_read_back(result: DecodeResult) -> None:
+    assert DecodeResult.from_json(result.to_json()) == result
+    for text, message in (
+        ("nothing", "no result of bench decode"),
+        ("{}", "schema is None, but this release reads 2"),
+        ('{"schema": 2}', "no result"),
+    ):
+        with pytest.raises(BenchmarkError, match=message):
+            DecodeResult.from_json(text)
+
+
+def test_our_loop_is_an_arm() -> None:
+    config = dataclasses.replace(SMALL, experts=("stock", "stock+loop"), batches=(2,), new_tokens=20)
+    stock, ours = decode.run(config).arms
+    assert stock.measurement is not None
+    assert ours.measurement is not None
+    assert ours.runs_as == "grouped_mm, tpu_kernels.generate"
+    assert ours.measurement.difference is None
+    assert [len(steps) for steps in ours.measurement.step_samples_ms] == [2, 2], "a dispatch of 16, one of 4"
+    assert len(stock.measurement.step_samples_ms[0]) == 20
 
 
 def test_an_arm_that_fails_is_not_a_number(experts: Callable[[str, Any], None]) -> None:
@@ -278,7 +301,7 @@ def test_the_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None
         prompts={1: torch.ones(1, 2, dtype=torch.int64)},
         model=SimpleNamespace(generate=generate),
     )
-    decode._generate(cast(Any, subject), 1, SMALL)
+    decode._generate(cast(Any, subject), "stock", 1, dataclasses.replace(SMALL, new_tokens=1))
     assert events == ["synchronize", "clock", "generate", "clock", "clock", "clock", "synchronize", "clock"]
 
 

@@ -8,6 +8,8 @@ import pytest
 from rich.console import Console
 
 from tpu_kernels.bench import plot
+from tpu_kernels.bench.comparison import compare
+from tpu_kernels.bench.html import page
 from tpu_kernels.bench.output import check_writable, write_result
 from tpu_kernels.bench.report import render
 from tpu_kernels.bench.results import (
@@ -25,6 +27,7 @@ MEASUREMENT = Measurement(
     first_run_s=12.0,
     prefill_ms=Summary(5.0, 4.0, 6.0),
     step_ms=Summary(2.0, 1.5, 2.5),
+    host_ms=Summary(0.5, 0.4, 0.6),
     tokens_per_s=Summary(12345.0, 450.0, 98765.4),
     graphs=8,
     late_graphs=0,
@@ -130,3 +133,34 @@ def test_paths_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: p
     (tmp_path / "old.json").touch()
     with pytest.raises(BenchmarkError, match=r"no permission for .*old\.json; change it"):
         check_writable(tmp_path / "old.json")
+
+
+def test_a_page_is_one_file_with_everything() -> None:
+    made = page(outcome("emulated", *MIXED))
+    assert "data:image/png;base64,iVBOR" in made
+    assert "org/[model]" in made
+    assert "not TPU speeds" in made
+    assert "no room for [8]" in made
+    assert 'src="http' not in made
+
+
+def test_a_comparison_says_what_has_become_faster() -> None:
+    faster = dataclasses.replace(MEASUREMENT, tokens_per_s=Summary(2e5, 1e5, 3e5))
+    before = outcome("emulated", *MIXED)
+    after = outcome("emulated", dataclasses.replace(MIXED[0], measurement=faster), *MIXED[1:])
+    after = dataclasses.replace(after, versions={"python": "3.12"})
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(compare(before, after))
+    lines = [line.split() for line in shown.getvalue().splitlines()]
+    assert ["stock", "1", "1.234e+04", "2e+05", "16.20", "0.5", "0.5", "faster"] in lines
+    assert next(line for line in lines if line[:2] == ["stock", "8"])[-3:] == ["within", "the", "spread"]
+    assert not any(line[:2] == ["ours", "8"] for line in lines), "it did not run"
+    assert "python: 3.11, then 3.12." in shown.getvalue()
+    assert "not TPU speeds" in shown.getvalue()
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(BenchmarkError, match="two of a kind"):
+        compare(outcome("measured", *MIXED), outcome("cpu", *MIXED))
+    with pytest.raises(BenchmarkError, match="no arm and batch size in common"):
+        compare(outcome("cpu", MIXED[0]), outcome("cpu", MIXED[1]))

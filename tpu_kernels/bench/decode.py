@@ -1,12 +1,13 @@
 """Decode throughput of a causal language model, one experts implementation beside another.
 
-What is timed is `model.generate` with a static cache and greedy decoding, because that is what people run. It
-hands every token to the host, so each step has a time of its own, and prefill and compilation stay out of it.
+What is timed is greedy decoding with a static cache, by `model.generate`, because that is what people run, or by
+`tpu_kernels.generate`. A streamer sees the tokens come, so prefill and compilation stay out of a step's time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import itertools
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, get_args
 
-from ..errors import BenchmarkError
+from ..errors import BenchmarkError, first_line
 from .placement import place
 from .results import (
     STOCK,
@@ -30,8 +31,9 @@ from .results import (
     DtypeChoice,
     Measurement,
     Summary,
+    split_arm,
 )
-from .subject import Subject, experts_registered, first_line, load
+from .subject import Subject, experts_registered, load
 
 if TYPE_CHECKING:
     import torch
@@ -105,12 +107,19 @@ def _check_values(config: DecodeConfig) -> None:
 
 @dataclass
 class _Clock:
-    """A streamer that notes when `generate` hands over the prompt, and then the tokens of each step."""
+    """A streamer that notes when `generate` hands over the prompt, and then the tokens of each step.
+
+    Attributes:
+        times: The clock's.
+        busy: The thread's processor time.
+    """
 
     times: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
 
     def put(self, tokens: torch.Tensor) -> None:
         self.times.append(time.perf_counter())
+        self.busy.append(time.thread_time())
 
     def end(self) -> None:
         pass
@@ -118,11 +127,19 @@ class _Clock:
 
 @dataclass(frozen=True)
 class _Timing:
-    """One run of the model, in seconds, and the tokens it made, a row a sequence."""
+    """One run of the model, in seconds, and the tokens it made, a row a sequence.
+
+    Attributes:
+        decode: All steps.
+        steps: Each step, or, of a dispatch of several, their mean.
+        host: What the thread was busy for a step.
+    """
 
     total: float
     prefill: float
+    decode: float
     steps: tuple[float, ...]
+    host: float
     tokens: torch.Tensor
 
 
@@ -160,24 +177,27 @@ def _run_arm(
 
     subject.use(arm)
     # As if alone in the process: what another arm compiled would count toward torch's recompile limit.
-    vars(subject.model).pop("_compiled_call", None)
+    for compiled in ("_compiled_call", "_tpu_kernels_programs"):
+        vars(subject.model).pop(compiled, None)
     torch._dynamo.reset()
     counters.clear()
     with _recompile_limit_hits() as limit_hits:
         next_phase()
-        first = _generate(subject, batch, config)
+        first = _generate(subject, arm, batch, config)
         graphs = counters["stats"]["unique_graphs"]
         repeats = []
         for _ in range(config.repeats):
             next_phase()
-            repeats.append(_generate(subject, batch, config))
+            repeats.append(_generate(subject, arm, batch, config))
         late_graphs = counters["stats"]["unique_graphs"] - graphs
     return _Outcome(first, tuple(repeats), graphs, late_graphs, bool(limit_hits))
 
 
-def _generate(subject: Subject, batch: int, config: DecodeConfig) -> _Timing:
+def _generate(subject: Subject, arm: str, batch: int, config: DecodeConfig) -> _Timing:
     import torch
     from transformers import GenerationConfig
+
+    from ..generation.loop import STEPS, generate
 
     def synchronize() -> None:
         if subject.placement.torch_device != "cpu":
@@ -185,23 +205,33 @@ def _generate(subject: Subject, batch: int, config: DecodeConfig) -> _Timing:
 
     prompt = subject.prompts[batch]
     clock = _Clock()
+    _, loop = split_arm(arm)
+    call = functools.partial(generate, subject.model) if loop else subject.model.generate
     synchronize()
     start = time.perf_counter()
-    sequences = subject.model.generate(
+    sequences = call(
         prompt,
         attention_mask=torch.ones_like(prompt),
         generation_config=GenerationConfig(
-            max_new_tokens=config.new_tokens + 1, do_sample=False, cache_implementation="static"
+            max_new_tokens=config.new_tokens + 1,
+            do_sample=False,
+            cache_implementation=None if loop else "static",
         ),
         streamer=clock,
     )
     synchronize()
     total = time.perf_counter() - start
     prompt_time, *token_times = clock.times
+    # A dispatch hands its tokens over at once.
+    ends = [*range(0, config.new_tokens, STEPS if loop else 1), config.new_tokens]
     return _Timing(
         total=total,
         prefill=token_times[0] - prompt_time,
-        steps=tuple(end - begin for begin, end in itertools.pairwise(token_times)),
+        decode=token_times[-1] - token_times[0],
+        steps=tuple(
+            (token_times[end] - token_times[begin]) / (end - begin) for begin, end in itertools.pairwise(ends)
+        ),
+        host=(clock.busy[-1] - clock.busy[1]) / config.new_tokens,
         tokens=sequences[:, prompt.shape[1] :].cpu(),
     )
 
@@ -243,9 +273,8 @@ def _arm_result(
         first_run_s=outcome.first.total,
         prefill_ms=Summary.of(prefill_ms),
         step_ms=Summary.of(list(itertools.chain.from_iterable(step_ms))),
-        tokens_per_s=Summary.of(
-            [batch * config.new_tokens / sum(timing.steps) for timing in outcome.repeats]
-        ),
+        host_ms=Summary.of([timing.host * 1e3 for timing in outcome.repeats]),
+        tokens_per_s=Summary.of([batch * config.new_tokens / timing.decode for timing in outcome.repeats]),
         graphs=outcome.graphs,
         late_graphs=outcome.late_graphs,
         recompile_limit_hit=outcome.recompile_limit_hit,

@@ -27,7 +27,7 @@ def render(result: DecodeResult) -> Group:
         caption_justify="left",
     )
     table.add_column("experts", no_wrap=True)
-    for heading in ("batch", "tokens/s", "step ms", "prefill ms", "first run s", "graphs"):
+    for heading in ("batch", "tokens/s", "step ms", "host ms", "prefill ms", "first run s", "graphs"):
         table.add_column(heading, justify="right", overflow="fold")
     table.add_column("tokens", overflow="fold")
     for arm in result.arms:
@@ -42,7 +42,7 @@ def render(result: DecodeResult) -> Group:
 def _cells(arm: ArmResult) -> list[str]:
     measurement = arm.measurement
     if measurement is None:
-        return [*["–"] * 5, "not run"]
+        return [*["–"] * 6, "not run"]
     graphs = str(measurement.graphs)
     if measurement.late_graphs:
         graphs += f" + {measurement.late_graphs}"
@@ -51,6 +51,7 @@ def _cells(arm: ArmResult) -> list[str]:
     return [
         _with_quartiles(measurement.tokens_per_s),
         _with_quartiles(measurement.step_ms),
+        _number(measurement.host_ms.median),
         _number(measurement.prefill_ms.median),
         f"{measurement.first_run_s:.1f}",
         graphs,

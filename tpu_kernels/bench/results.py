@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..errors import BenchmarkError, first_line
+
 DeviceChoice = Literal["auto", "tpu", "emulated", "cpu"]
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
 Evidence = Literal["measured", "emulated", "cpu"]
@@ -17,7 +19,10 @@ Evidence = Literal["measured", "emulated", "cpu"]
 STOCK = "stock"
 """The arm in which the model runs as it was loaded, with no experts implementation asked for."""
 
-SCHEMA_VERSION = 1
+LOOP = "+loop"
+"""What follows the experts implementation in the name of an arm that this library's decode loop runs."""
+
+SCHEMA_VERSION = 2
 
 _CAUTIONS: Mapping[Evidence, str | None] = {
     "measured": None,
@@ -32,7 +37,7 @@ class DecodeConfig:
 
     Attributes:
         model: A Hub id, a folder, or ``preset:NAME``.
-        experts: The arms: names of experts implementations, or `STOCK`.
+        experts: The arms: names of experts implementations, or `STOCK`, each perhaps with `LOOP` after it.
         batches: Batch sizes, in sequences.
         prompt_length: Tokens in each sequence's prompt.
         new_tokens: Decode steps, each one token a sequence. Prefill's own token comes on top.
@@ -43,7 +48,7 @@ class DecodeConfig:
     """
 
     model: str
-    experts: tuple[str, ...] = ("tpu_fused_experts", STOCK)
+    experts: tuple[str, ...] = ("tpu_fused_experts+loop", "tpu_fused_experts", STOCK)
     batches: tuple[int, ...] = (1, 8, 64)
     prompt_length: int = 128
     new_tokens: int = 64
@@ -95,7 +100,10 @@ class Measurement:
         first_run_s: The first run, in seconds: it compiles (or finds compiled, in torch's cache on disk) and
             warms up. Not in any other figure.
         prefill_ms: From handing over the prompt to its first token on the host.
-        step_ms: One decode step: each sequence's next token, on the host.
+        step_ms: One decode step: each sequence's next token, on the host. Where a dispatch makes several, the
+            dispatch's time over their number.
+        host_ms: What of a step the thread that runs Python was busy; one sample a repeat. While it waits for the
+            device it is not.
         tokens_per_s: Tokens of all sequences over the time of all decode steps, one sample a repeat.
         graphs: Graphs compiled in the first run. Zero where transformers does not compile (CPU).
         late_graphs: Graphs compiled in the timed runs; their compile time is in the samples.
@@ -109,6 +117,7 @@ class Measurement:
     first_run_s: float
     prefill_ms: Summary
     step_ms: Summary
+    host_ms: Summary
     tokens_per_s: Summary
     graphs: int
     late_graphs: int
@@ -175,3 +184,33 @@ class DecodeResult:
             **dataclasses.asdict(self),
         }
         return json.dumps(document, indent=2, default=str) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> DecodeResult:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            BenchmarkError: It is no such document, or one of another release.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            document = json.loads(text)
+            if document.get("schema") != SCHEMA_VERSION:
+                raise BenchmarkError(
+                    f"the benchmark's schema is {document.get('schema')}, but this release reads {SCHEMA_VERSION}; "
+                    "run it again"
+                )
+            fields = {field.name: document[field.name] for field in dataclasses.fields(cls)}
+            return TypeAdapter(cls).validate_python(fields)
+        except (json.JSONDecodeError, AttributeError, KeyError, ValidationError) as error:
+            raise BenchmarkError(f"this is no result of bench decode: {first_line(error)}") from error
+
+
+def split_arm(arm: str) -> tuple[str, bool]:
+    """The experts implementation of an arm, and whether this library's loop runs it.
+
+    >>> split_arm("stock+loop")
+    ('stock', True)
+    """
+    return arm.removesuffix(LOOP), arm.endswith(LOOP)

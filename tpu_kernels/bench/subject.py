@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import BenchmarkError, TpuKernelsError
+from ..errors import BenchmarkError, TpuKernelsError, first_line
 from ..integrations.transformers import disable, enable, is_dispatched
 from . import memory, presets, prompts
 from .placement import Placement
-from .results import STOCK, DecodeConfig
+from .results import STOCK, DecodeConfig, split_arm
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 PRESET_PREFIX = "preset:"
 
 _WEIGHT_FILES = ("*.safetensors", "*.bin")
-_LONGEST_MESSAGE = 300
 
 
 @dataclass(frozen=True)
@@ -48,19 +47,22 @@ class Subject:
     description: str
 
     def use(self, arm: str) -> None:
-        """Switches the model's experts to `arm`."""
+        """Switches the model's experts to those of `arm`."""
+        experts, _ = split_arm(arm)
         if self.dispatches_experts:
-            self.model.set_experts_implementation(self.stock_experts if arm == STOCK else arm)
-        elif arm != STOCK:
+            self.model.set_experts_implementation(self.stock_experts if experts == STOCK else experts)
+        elif experts != STOCK:
             # transformers would accept the name and change nothing: the figures would be the stock ones.
             raise BenchmarkError("the model has no experts whose implementation can be switched")
 
     def runs_as(self, arm: str) -> str:
         """What really computes `arm`, which must be registered."""
-        if arm == STOCK and not self.dispatches_experts:
-            return "the model's own code"
-        names = sorted(filter(None, set(self.stock_experts.values()))) if arm == STOCK else [arm]
-        return ", ".join(name + self._aside(name) for name in names)
+        experts, loop = split_arm(arm)
+        by = ", tpu_kernels.generate" if loop else ""
+        if experts == STOCK and not self.dispatches_experts:
+            return "the model's own code" + by
+        names = sorted(filter(None, set(self.stock_experts.values()))) if experts == STOCK else [experts]
+        return ", ".join(name + self._aside(name) for name in names) + by
 
     def _aside(self, name: str) -> str:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -82,7 +84,8 @@ def experts_registered(arms: Sequence[str]) -> Iterator[None]:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     def missing() -> list[str]:
-        return [arm for arm in arms if arm not in (STOCK, "eager") and arm not in ALL_EXPERTS_FUNCTIONS]
+        names = [experts for experts, _ in map(split_arm, arms)]
+        return [name for name in names if name not in (STOCK, "eager") and name not in ALL_EXPERTS_FUNCTIONS]
 
     with contextlib.ExitStack() as stack:
         if missing():
@@ -97,7 +100,7 @@ def experts_registered(arms: Sequence[str]) -> Iterator[None]:
 def load(config: DecodeConfig, placement: Placement) -> Subject:
     """Loads the model that `config` names on its device, after checking that it can run what is asked."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     text = prompts.read_text(config.prompt_file)
     with _source(config.model) as source, _load_errors(config.model):
@@ -115,9 +118,7 @@ def load(config: DecodeConfig, placement: Placement) -> Subject:
         capacity = placement.memory_bytes()
         if capacity is not None:
             memory.check_fits(model_config, config.batches, length, dtype, capacity, placement.description)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(placement.torch_device).eval()
-        # Moving to a TPU replaces each module's parameters, and so parts an embedding from its tied head.
-        model.tie_weights()
+        model = _model(source, dtype, placement.torch_device)
 
     # The checkpoint's sampling and end-of-text defaults would change what a step does and how many there are.
     model.generation_config = GenerationConfig()
@@ -134,19 +135,32 @@ def load(config: DecodeConfig, placement: Placement) -> Subject:
     )
 
 
+def load_model(name: str, dtype: str, device: str) -> PreTrainedModel:
+    """The causal language model that is called `name`, as in `DecodeConfig`, on `device`."""
+    import torch
+    from transformers import AutoConfig
+
+    with _source(name) as source, _load_errors(name):
+        own = dtype == "auto"
+        return _model(
+            source, _own_dtype(AutoConfig.from_pretrained(source)) if own else getattr(torch, dtype), device
+        )
+
+
+def _model(source: str | Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device).eval()
+    # Moving to a TPU replaces each module's parameters, and so parts an embedding from its tied head.
+    model.tie_weights()
+    return model
+
+
 def _what_ran(function: Callable[..., object]) -> list[str]:
     """By which path the ops of the kernel that `function` belongs to ran in this process, if they did."""
     kernel = sys.modules[function.__module__.partition(".")[0]]
     ran: Counter[str] = sum((op.paths for op in vars(kernel).values() if hasattr(op, "paths")), Counter())
     return [f"ops {' and '.join(sorted(ran))}"] if ran else []
-
-
-def first_line(error: BaseException) -> str:
-    """An error in one line that fits a table; this package's own messages are complete without their type."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    if not isinstance(error, TpuKernelsError):
-        text = f"{type(error).__name__}: {text}"
-    return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"
 
 
 @contextlib.contextmanager

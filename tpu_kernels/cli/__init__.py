@@ -33,6 +33,7 @@ from .simulate import simulate
 from .tune import tune
 from .verify import verify
 from .versions import versions
+from .warm import warm
 from .yank import yank
 
 app = typer.Typer(
@@ -54,6 +55,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "lock": lock,
         "mirror": mirror,
     },
+    "Run models": {"warm": warm},
     "Make and publish kernels": {
         "init": init,
         "check": check,

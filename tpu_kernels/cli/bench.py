@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Annotated, cast
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..bench.comparison import compare
 from ..bench.decode import run
+from ..bench.html import page
 from ..bench.output import check_writable, write_result
 from ..bench.plot import check_available, draw
 from ..bench.presets import PRESETS
 from ..bench.report import render
-from ..bench.results import DecodeConfig, DeviceChoice, DtypeChoice
+from ..bench.results import DecodeConfig, DecodeResult, DeviceChoice, DtypeChoice
 from ..errors import BenchmarkError
+from .output import split, whole_numbers
 
 app = typer.Typer(help="Measure models and kernels.", no_args_is_help=True)
 
@@ -34,8 +37,12 @@ def decode(
         str, typer.Option(help=f"A Hub id, a folder, or preset:NAME with NAME of {', '.join(PRESETS)}.")
     ],
     experts: Annotated[
-        str, typer.Option(help="Experts implementations, comma-separated; 'stock' is the model as it loads.")
-    ] = "tpu_fused_experts,stock",
+        str,
+        typer.Option(
+            help="Arms, comma-separated: experts implementations, 'stock' being the model as it loads, each run by "
+            "transformers' loop or, with '+loop' after it, by tpu_kernels.generate."
+        ),
+    ] = "tpu_fused_experts+loop,tpu_fused_experts,stock",
     batch: Annotated[str, typer.Option(help="Batch sizes in sequences, comma-separated.")] = "1,8,64",
     prompt_file: Annotated[
         Path | None, typer.Option(help="UTF-8 text to cut prompts from; a built-in text unless given.")
@@ -53,16 +60,17 @@ def decode(
     plot: Annotated[
         Path | None, typer.Option(help="Draw throughput over batch size to this PNG file.")
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with all of it to this file.")] = None,
 ) -> None:
     """Decode throughput of a model: experts implementations side by side, at several batch sizes."""
-    for path in filter(None, (json, plot)):
+    for path in filter(None, (json, plot, html)):
         check_writable(path)
-    if plot is not None:
+    if plot is not None or html is not None:
         check_available()
     config = DecodeConfig(
         model=model,
-        experts=tuple(_split(experts)),
-        batches=tuple(_whole_number("batch", item) for item in _split(batch)),
+        experts=tuple(split(experts)),
+        batches=whole_numbers("batch", batch),
         prompt_length=prompt_length,
         new_tokens=new_tokens,
         repeats=repeats,
@@ -73,23 +81,34 @@ def decode(
     )
     with _progress(config) as observe:
         result = run(config, observe)
-    # Off a terminal rich assumes 80 columns, and a table in a log file would be folded for nothing.
-    Console(width=None if sys.stdout.isatty() else 140).print(render(result))
+    _print(render(result))
     if json is not None:
         write_result(json, result.to_json().encode())
     if plot is not None:
         write_result(plot, draw(result))
+    if html is not None:
+        write_result(html, page(result).encode())
 
 
-def _split(items: str) -> list[str]:
-    return [stripped for item in items.split(",") if (stripped := item.strip())]
+@app.command(name="compare")
+def compare_(
+    before: Annotated[Path, typer.Argument(help="What bench decode --json wrote.")],
+    after: Annotated[Path, typer.Argument(help="And wrote later.")],
+) -> None:
+    """Two results of `bench decode` beside each other."""
+    _print(compare(_read(before), _read(after)))
 
 
-def _whole_number(name: str, item: str) -> int:
+def _read(path: Path) -> DecodeResult:
     try:
-        return int(item)
-    except ValueError as error:
-        raise BenchmarkError(f"{name} {item!r} is not a whole number; give numbers, as in 1,8,64") from error
+        return DecodeResult.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BenchmarkError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _print(table: Group) -> None:
+    # Off a terminal rich assumes 80 columns, and a table in a log file would be folded for nothing.
+    Console(width=None if sys.stdout.isatty() else 150).print(table)
 
 
 @contextlib.contextmanager

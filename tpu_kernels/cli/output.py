@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..errors import TpuKernelsError
+from ..errors import BenchmarkError, TpuKernelsError
 from ..hub.configuration import configured_sources, lock_file, project_lock
 from ..hub.reference import Reference
 from ..hub.sources import Source
@@ -46,6 +46,30 @@ def sources_of(
     if source is None and project is None and lock_file() is None and (lock := project_lock(Path())):
         typer.echo(f"note: {lock} is not looked at; --project . does", err=True)
     return sources
+
+
+def split(items: str) -> list[str]:
+    """The items of a comma-separated list.
+
+    Example:
+        >>> split("1, 8,")
+        ['1', '8']
+    """
+    return [stripped for item in items.split(",") if (stripped := item.strip())]
+
+
+def whole_numbers(name: str, items: str) -> tuple[int, ...]:
+    """The numbers of a comma-separated list, called `name` where one is none.
+
+    Example:
+        >>> whole_numbers("batch", "1,8")
+        (1, 8)
+    """
+    try:
+        return tuple(map(int, split(items)))
+    except ValueError as error:
+        item = str(error).partition(": ")[2]
+        raise BenchmarkError(f"{name} {item} is not a whole number; give numbers, as in 1,8,64") from error
 
 
 def print_json(**data: Any) -> None:

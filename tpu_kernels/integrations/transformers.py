@@ -20,6 +20,7 @@ from ..errors import IntegrationError
 from ..log import get_logger, warn_once
 from . import attention as attention_tables
 from . import diffusers as diffusers_dispatcher
+from . import generation as generation_loop
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +65,7 @@ class Report:
       modules: each experts module of the model; empty where no model was given.
       note: what the model as a whole is told; empty where there is nothing to tell.
       attention: what became of the model's attention; empty where nothing was to.
+      generation: what became of its `generate`; likewise.
     """
 
     registered: tuple[str, ...]
@@ -72,6 +74,7 @@ class Report:
     modules: tuple[ModuleReport, ...] = ()
     note: str = ""
     attention: str = ""
+    generation: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.kernel} on {self.device}; experts implementations: {', '.join(self.registered)}"]
@@ -79,11 +82,17 @@ class Report:
         for (kind, active, path, reason), count in kinds.items():
             state = f"{path} path of the kernel" if active else "not served, the model's own code runs"
             lines.append(f"  {count} x {kind}: {state}" + (f" ({reason})" if reason else ""))
-        lines += [f"  {line}" for line in (self.note, self.attention) if line]
+        lines += [f"  {line}" for line in (self.note, self.attention, self.generation) if line]
         return "\n".join(lines)
 
 
-def enable(model: torch.nn.Module | None = None, *, experts: bool = True, attention: bool = False) -> Report:
+def enable(
+    model: torch.nn.Module | None = None,
+    *,
+    experts: bool = True,
+    attention: bool = False,
+    generation: bool = False,
+) -> Report:
     """Registers this library's kernels with transformers and, given a model, switches it to them.
 
     Call it before loading models, then ``from_pretrained(..., experts_implementation="tpu_fused_experts")`` uses
@@ -94,6 +103,7 @@ def enable(model: torch.nn.Module | None = None, *, experts: bool = True, attent
       experts: use kernels for mixture-of-experts layers.
       attention: use the attention kernel for prefill, training and decode steps over a static cache; what it does not
         serve keeps to sdpa. While loading, ``attn_implementation="tpu_attention"`` asks for it.
+      generation: make ``model.generate`` `tpu_kernels.generate`, with its cache, so that calls stay as they are.
 
     Returns: what is active per module, and why not where not.
 
@@ -119,6 +129,11 @@ def enable(model: torch.nn.Module | None = None, *, experts: bool = True, attent
     if attention:
         _tables()
         report = replace(report, attention=_enable_attention(model))
+    if generation:
+        if model is None:
+            raise IntegrationError("generation=True is for a model that is loaded; give it, or call generate")
+        generation_loop.switch(model)
+        report = replace(report, generation="generate: tpu_kernels.generate, with tpu_kernels.StaticCache")
     return report
 
 
@@ -133,6 +148,7 @@ def disable(model: torch.nn.Module | None = None) -> None:
       >>> import tpu_kernels
       >>> tpu_kernels.disable()
     """
+    generation_loop.restore(model)
     if model is None:
         diffusers_dispatcher.unregister()
         attention_tables.unregister()
