@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from .hub import has_kernel as has_kernel
     from .hub import install_kernel as install_kernel
     from .hub import load_kernel as load_kernel
+    from .integrations.distributed import distributed_config as distributed_config
     from .integrations.transformers import disable as disable
     from .integrations.transformers import enable as enable
 
 _EXPORTS = {
     "disable": "integrations.transformers",
+    "distributed_config": "integrations.distributed",
     "enable": "integrations.transformers",
     "explain": "hub",
     "get_kernel": "hub",

@@ -23,6 +23,9 @@ from .info import info
 from .list import list_
 from .lock import lock
 from .mirror import mirror
+from .project import project
+from .run import CONTEXT_SETTINGS as RUN_SETTINGS
+from .run import run
 from .simulate import simulate
 from .tune import tune
 from .verify import verify
@@ -42,12 +45,14 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Find kernels": {"list": list_, "info": info, "versions": versions, "explain": explain},
     "Get and keep kernels": {"download": download, "verify": verify, "lock": lock, "mirror": mirror},
     "Make and measure kernels": {"build": build, "compile": compile, "simulate": simulate, "tune": tune},
+    "Plan and run models": {"project": project},
 }
 for panel, commands in _PANELS.items():
     for name, command in commands.items():
         app.command(name, rich_help_panel=panel)(command)
 app.add_typer(cache.app, name="cache", rich_help_panel="Get and keep kernels")
 app.command("emulate", context_settings=EMULATE_SETTINGS, rich_help_panel="Make and measure kernels")(emulate)
+app.command("run", context_settings=RUN_SETTINGS, rich_help_panel="Plan and run models")(run)
 app.add_typer(bench.app, name="bench", rich_help_panel="Make and measure kernels")
 
 
