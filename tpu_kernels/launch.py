@@ -85,11 +85,11 @@ def _ranks(nproc_per_node: int | None, chips: int, where: str) -> int:
 
 def _tpu_options(options: dict[str, str], count: int) -> dict[str, str]:
     """torchrun's options, completed by what torch_tpu finds out about the slice; sets its environment."""
-    from torch.tpu import distributed
+    import torch
 
     nodes = options.get("nnodes")
     try:
-        distributed.set_tpu_launch_env(
+        torch.tpu.distributed.set_tpu_launch_env(  # type: ignore[attr-defined]
             nnodes=int(nodes) if nodes and nodes.isdigit() else None, nproc_per_node=count
         )
     except ValueError as error:
@@ -128,4 +128,3 @@ def _failure(error: object) -> str:
 def _told(message: object) -> bool:
     # Without a record of its own torchrun has a hint where to look for one.
     return isinstance(message, str) and not message.startswith(("Signal", "To enable"))
-

@@ -86,7 +86,9 @@ def test_more_ranks_than_chips_are_refused(monkeypatch):
 
 def test_impossible_splits_say_what_is_possible(tmp_path):
     folder = presets.build("qwen3-moe", tmp_path / "model")
-    with pytest.raises(ProjectionError, match=r"2 key-value heads of self_attn .* over 4 chips.*ep4, or tp2ep2"):
+    with pytest.raises(
+        ProjectionError, match=r"2 key-value heads of self_attn .* over 4 chips.*ep4, or tp2ep2"
+    ):
         tpu_kernels.distributed_config(folder, "tp4")
     with pytest.raises(ProjectionError, match="16 experts cannot be split over 3 chips"):
         tpu_kernels.distributed_config(folder, "ep3")

@@ -25,7 +25,9 @@ def export(part: Any, kernels: Mapping[str, tuple[str, int] | None]) -> tuple[by
     from torch_tpu._internal.export.export import fx_to_mlir
 
     with torch.no_grad():
-        exported = torch.export.export(part, part.example).run_decompositions({torch.ops.aten.cumsum.default: _cumsum})
+        exported = torch.export.export(part, part.example).run_decompositions(
+            {torch.ops.aten.cumsum.default: _cumsum}
+        )
     module = exported.graph_module
     device = torch.device("tpu", 0)
     for node in module.graph.nodes:
@@ -35,11 +37,7 @@ def export(part: Any, kernels: Mapping[str, tuple[str, int] | None]) -> tuple[by
     calls = _cut(module.graph, kernels)
     module.recompile()
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-    donated = [
-        place
-        for place, node in enumerate(inputs)
-        if node.name in ("key", "value") and part.donated
-    ]
+    donated = [place for place, node in enumerate(inputs) if node.name in ("key", "value") and part.donated]
     arguments = [
         tracer.placeholder(list(node.meta["val"].shape), node.meta["val"].dtype, False).to(device)
         for node in inputs
@@ -48,7 +46,7 @@ def export(part: Any, kernels: Mapping[str, tuple[str, int] | None]) -> tuple[by
     return made.serialize_portable_artifact(), calls
 
 
-def _cumsum(x: torch.Tensor, axis: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+def _cumsum(x: torch.Tensor, axis: int, *, dtype: torch.dtype | None = None) -> Any:
     """Of a few numbers. torch_tpu writes a scan, which libtpu's version of StableHLO does not know yet."""
     if x.dim() != 1:
         return NotImplemented

@@ -31,7 +31,8 @@ def layer_kinds(model: Any) -> list[LayerKind]:
     for index, (layer, type_) in enumerate(zip(layers, types, strict=True)):
         if type_ not in _KNOWN:
             raise ProjectionError(
-                f"layer {index} of {type(model).__name__} is {type_!r}; only {' and '.join(_KNOWN)} layers are projected"
+                f"layer {index} of {type(model).__name__} is {type_!r}; only {' and '.join(_KNOWN)} "
+                "layers are projected"
             )
         shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
         kind = found.get((type_, shapes))

@@ -9,7 +9,8 @@ _ROWS = {
     "FileNames": re.compile(r'^(\d+) "(.*)"$'),
     "FunctionNames": re.compile(r'^(\d+) "(.*)"$'),
     "FileLocations": re.compile(r"^(\d+) \{file_name_id=(\d+) "),
-    "StackFrames": re.compile(r"^(\d+) \{file_location_id=(\d+) "),
+    # Parents are numbered from 1 on, 1 being none.
+    "StackFrames": re.compile(r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)"),
 }
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$")
 _OP = re.compile(r"^\s+(?:ROOT )?%(\S+) = ")
@@ -22,7 +23,7 @@ def read_places(hlo: str) -> dict[str, str]:
 
     A fusion that has no location itself is where most of the ops in it are.
     """
-    tables: dict[str, dict[str, str]] = defaultdict(dict)
+    tables: dict[str, dict[int, tuple[str, ...]]] = defaultdict(dict)
     places: dict[str, str] = {}
     inside: dict[str, Counter[str]] = defaultdict(Counter)
     fusions: dict[str, str] = {}
@@ -31,13 +32,12 @@ def read_places(hlo: str) -> dict[str, str]:
         if line in _ROWS:
             section = line
         elif section and (row := _ROWS[section].match(line)):
-            tables[section][row[1]] = row[2]
+            tables[section][int(row[1])] = row.groups()[1:]
         elif header := _COMPUTATION.match(line):
             section, computation = "", header[1]
         elif op := _OP.match(line):
             frame = _FRAME.search(line)
-            location = tables["StackFrames"].get(frame[1], "") if frame else ""
-            place = _part(tables["FileNames"].get(tables["FileLocations"].get(location, ""), ""))
+            place = _place(int(frame[1]), tables) if frame else None
             if place:
                 places[op[1]] = place
                 inside[computation][place] += 1
@@ -47,6 +47,18 @@ def read_places(hlo: str) -> dict[str, str]:
         if inside[called]:
             places[name] = inside[called].most_common(1)[0][0]
     return places
+
+
+def _place(frame: int, tables: dict[str, dict[int, tuple[str, ...]]]) -> str | None:
+    """Where a frame is, or else the one that called it."""
+    while frame in tables["StackFrames"]:
+        location, parent = tables["StackFrames"][frame]
+        [file] = tables["FileLocations"].get(int(location), ("0",))
+        [name] = tables["FileNames"].get(int(file), ("",))
+        if place := _part(name):
+            return place
+        frame = int(parent) - 1
+    return None
 
 
 def _part(module: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -256,9 +255,7 @@ def _row(
         tokens_per_s=Range(low=batch / step_ms.high * 1e3, high=batch / step_ms.low * 1e3),
         hbm_bytes=step.hbm_bytes,
         fits=step.hbm_bytes <= usable_hbm(target.generation),
-        where={
-            place: us / 1e3 for place, us in sorted(step.places.items(), key=lambda each: -each[1]) if us
-        },
+        where={place: us / 1e3 for place, us in sorted(step.places.items(), key=lambda each: -each[1]) if us},
         findings=findings(answer, step, plan, batch, host.high),
     )
 
@@ -305,9 +302,7 @@ def _ratios(rows: tuple[Row, ...], batches: Sequence[int]) -> tuple[Ratio, ...]:
 
 def _ratio(theirs: Range, ours: Range, both: float = 0.0) -> Range:
     """At either bound: what hides, or does not, does so in both."""
-    low, high = sorted(
-        ((theirs.low + both) / (ours.low + both), (theirs.high + both) / (ours.high + both))
-    )
+    low, high = sorted(((theirs.low + both) / (ours.low + both), (theirs.high + both) / (ours.high + both)))
     return Range(low=low, high=high)
 
 

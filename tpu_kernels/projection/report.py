@@ -20,7 +20,9 @@ def render(projection: Projection) -> list[Any]:
         "\n".join(_head(projection)),
         _steps(projection),
         _places(projection),
-        "\n".join([*_ratios(projection), *_findings(projection), *_published(projection), *_foot(projection)]),
+        "\n".join(
+            [*_ratios(projection), *_findings(projection), *_published(projection), *_foot(projection)]
+        ),
     ]
 
 
@@ -112,7 +114,9 @@ def _published(projection: Projection) -> Iterator[str]:
 
 def _foot(projection: Projection) -> Iterator[str]:
     yield "device: from all transfers hidden behind work to none, with expected routing; simulated, " + (
-        f"kernels with a mean error of {projection.error:.1%} on records" if projection.error else "no records"
+        f"kernels with a mean error of {projection.error:.1%} on records"
+        if projection.error
+        else "no records"
     )
     yield "step: from that with a loop on the device to the worst routing with transformers' generate"
     yield "stated, not simulated:"

@@ -25,6 +25,7 @@ _AXES = {
 }
 _EXPERTS_STYLES = ("moe_tp_experts", "ep_dispatch_experts")
 _SUMMED = ("rowwise", "embedding_rowwise", *_EXPERTS_STYLES)
+_MATRICES = ("colwise", "rowwise")
 _HEADS = ("q_proj", "k_proj", "v_proj")
 
 
@@ -64,10 +65,12 @@ def _collective(kind: Literal["all-reduce", "all-gather"], module: str, chips: i
 
 
 def _rules(model: PreTrainedModel, plan: ParallelPlan) -> Iterator[tuple[Mapping[str, str], Any]]:
+    rules = (model.ep_plan or {}) if plan.ep > 1 else {}
     if plan.tp > 1:
-        yield model.tp_plan or {}, lambda style: plan.tp
+        # What the plan for experts splits too, over all chips, is left to it.
+        others = {name: s for name, s in (model.tp_plan or {}).items() if rules.get(name) not in _MATRICES}
+        yield others, lambda style: plan.tp
     if plan.ep > 1:
-        rules = model.ep_plan or {}
         if not rules:
             raise ProjectionError(
                 f"{type(model).__name__} has no plan for expert parallelism in transformers; give --parallel "
@@ -87,9 +90,7 @@ def _matches(model: PreTrainedModel, pattern: str) -> Iterator[tuple[str, Any]]:
             yield name, parameter
 
 
-def _cut(
-    model: PreTrainedModel, name: str, owner: Any, style: str, chips: int, plan: ParallelPlan
-) -> None:
+def _cut(model: PreTrainedModel, name: str, owner: Any, style: str, chips: int, plan: ParallelPlan) -> None:
     import torch
 
     if isinstance(owner, torch.nn.Parameter):
@@ -136,11 +137,11 @@ def _way_out(model: PreTrainedModel, units: int, chips: int, plan: ParallelPlan)
     return f"keep attention whole on each chip and split the experts: --parallel ep{plan.chips}{mixed}"
 
 
-def _make_local(experts: torch.nn.Module, plan: ParallelPlan) -> None:
+def _make_local(experts: Any, plan: ParallelPlan) -> None:
     """Makes `experts` take experts of other chips for what they are: indices past its own."""
-    local: int = experts.num_experts // plan.ep  # type: ignore[operator, assignment]
+    local: int = experts.num_experts // plan.ep
     experts.num_experts = local
-    experts._is_expert_parallel = True  # type: ignore[assignment]
+    experts._is_expert_parallel = True
 
     def to_local(module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden, index, weights = arguments
