@@ -6,7 +6,6 @@ from typing import Any
 
 from ..analysis import Job
 from ..hub import get_kernel
-from . import composed
 from .records import CutCall
 from .routing import Routing
 
@@ -33,6 +32,8 @@ def call_job(call: CutCall, routing: Routing | None, tpu: str) -> Job:
         if "starts" in arrays:
             data["starts"] = np.zeros(arrays["starts"].shape, int)
     if call.kernel is None:
+        from . import composed
+
         arguments = tuple(arrays[name] for name in ("rows", "weights", "group_sizes"))
         return Job(composed.jax_grouped_matmul, arguments, tpu, data=data, every_schedule=True)
     repository, version = call.kernel

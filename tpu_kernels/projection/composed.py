@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-NAME = "published"
 NAMESPACE = "tpu_kernels_projection"
 
 

@@ -80,5 +80,5 @@ def _part(module: str) -> str | None:
     if "Norm" in kind:
         return "norms"
     if "lm_head" in path or "embed" in path:
-        return "head and embedding"
-    return "dense layers"
+        return "head"
+    return "dense"

@@ -7,13 +7,13 @@ import json
 from importlib import resources
 from typing import Any
 
-from . import composed
+from .records import PUBLISHED
 from .result import Comparison, Row
 
 PLAN, TPU = "ep8", "v6e-8"
 FITTED_BATCH = 1
 # Names of the arms here for those in the file.
-ARMS = {"grouped_mm": "grouped_mm", "ragged_dot_tpu": composed.NAME}
+ARMS = {"grouped_mm": "grouped_mm", "ragged_dot_tpu": PUBLISHED}
 # The model in the file by what tells it: model type, layers, hidden size.
 _MODELS = {
     ("qwen3_moe", 48, 2048): "Qwen/Qwen3-30B-A3B-Instruct-2507",
@@ -59,7 +59,7 @@ def compare(config: dict[str, Any], rows: tuple[Row, ...]) -> tuple[Comparison, 
                 published_ms=measured,
                 projected_ms=projected,
                 deviation=projected / measured - 1,
-                fitted=row.arm.experts == composed.NAME and row.batch == FITTED_BATCH,
+                fitted=row.arm.experts == PUBLISHED and row.batch == FITTED_BATCH,
             )
         )
     return tuple(found)

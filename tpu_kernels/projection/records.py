@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
+
+# The arm that computes experts as the published kernel does.
+PUBLISHED = "published"
 
 
 class _Record(BaseModel):
@@ -142,8 +144,3 @@ class Answer(_Record):
     refused: tuple[tuple[Arm, str], ...] = ()
     parts: tuple[Part, ...] = ()
     error: str | None = None
-
-
-def read_answer(folder: Path) -> Answer:
-    """The answer that the worker wrote."""
-    return Answer.model_validate_json((folder / "answer.json").read_text(encoding="utf-8"))

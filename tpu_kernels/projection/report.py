@@ -44,17 +44,19 @@ def _name(row: Row) -> str:
     return f"{row.arm.experts}, {row.arm.attention}"
 
 
-def _table(*columns: str) -> Table:
+def _table(title: str, *columns: str) -> Table:
     from rich.table import Table
 
-    table = Table()
+    table = Table(title=title, title_justify="left")
     for column in columns:
-        table.add_column(column, justify="left" if column == "experts, attention" else "right")
+        named = column == "experts, attention"
+        table.add_column(column, justify="left" if named else "right", no_wrap=named)
     return table
 
 
 def _steps(projection: Projection) -> Table:
     table = _table(
+        "one step, projected",
         *("batch", "experts, attention", "floor ms", "device ms", "worst routing ms", "step ms", "tokens/s"),
         *("HBM a chip", "fits"),
     )
@@ -78,7 +80,9 @@ def _steps(projection: Projection) -> Table:
 
 def _places(projection: Projection) -> Table:
     places = list(dict.fromkeys(place for row in projection.rows for place in row.where))
-    table = _table("batch", "experts, attention", *(f"{place} ms" for place in places))
+    table = _table(
+        "where it goes: ms that the core is busy, and exchange", "batch", "experts, attention", *places
+    )
     for row in projection.rows:
         if not row.not_projected:
             table.add_row(str(row.batch), _name(row), *(f"{row.where.get(place, 0):.2f}" for place in places))
@@ -94,10 +98,16 @@ def _ratios(projection: Projection) -> Iterator[str]:
 
 
 def _findings(projection: Projection) -> Iterator[str]:
+    """Of the largest batch; `--json` has all."""
+    largest = max(row.batch for row in projection.rows)
+    arms: dict[str, list[str]] = {}
     for row in projection.rows:
-        if row.findings:
-            yield f"to fix in {_name(row)}, batch {row.batch}:"
-            yield from (f"  - {finding}" for finding in row.findings[:_SHOWN_FINDINGS])
+        if row.batch == largest:
+            for finding in row.findings[:_SHOWN_FINDINGS]:
+                arms.setdefault(finding, []).append(_name(row))
+    if arms:
+        yield f"to fix, batch {largest}:"
+    yield from (f"  - {finding} ({'; '.join(names)})" for finding, names in arms.items())
 
 
 def _published(projection: Projection) -> Iterator[str]:

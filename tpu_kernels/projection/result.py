@@ -33,7 +33,8 @@ class Row(_Record):
         tokens_per_s: Of all sequences, likewise.
         hbm_bytes: Of a chip: weights, a full cache, and what the largest program holds.
         fits: Into a chip.
-        where: What keeps the core busy, and what chips exchange, by part of the model.
+        where: What keeps the core busy, by part of the model (`head`: and the embedding; `moves`: copies that belong to
+            none); and `exchange` between chips.
         findings: What to fix.
     """
 

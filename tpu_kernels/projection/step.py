@@ -15,7 +15,7 @@ from .terms import collective_bounds
 from .times import Bounds, OpTime, bounds_of, op_times
 
 _PLACES = {"decode_attention": "attention"}
-COLLECTIVES = "exchange between chips"
+COLLECTIVES = "exchange"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ class PartTimes:
         bounds: Of all of it, with expected routing.
         worst_us: At most, with the worst routing.
         places: What keeps the core busy, by part of the model, in microseconds.
-        hbm_bytes: HBM that it takes: weights, cache and temporaries, of one layer.
     """
 
     part: Part
@@ -111,21 +110,21 @@ class DeviceStep:
 
 
 def device_step(
-    answer: Answer, arm: Arm, batch: int, times: Mapping[str, PartTimes], generation: str
+    answer: Answer, arm: Arm, batch: int, times: Mapping[str, PartTimes | str], generation: str
 ) -> DeviceStep:
     """Puts the parts of an arm's step together.
 
     Args:
         answer: What was exported.
         arm, batch: Whose step.
-        times: By the part's file.
+        times: By the part's file; of this step's parts there are all.
         generation: The TPU's.
     """
     counts = {kind.name: kind.count for kind in answer.layers}
     parts = tuple(
-        (times[part.file], 1 if part.kind is None else counts[part.kind])
+        (each, 1 if part.kind is None else counts[part.kind])
         for part in answer.parts
-        if part.batch == batch and part.arm in (arm, None)
+        if part.batch == batch and part.arm in (arm, None) and not isinstance(each := times[part.file], str)
     )
     total, worst_us = Bounds(), 0.0
     places: defaultdict[str, float] = defaultdict(float)
@@ -137,7 +136,7 @@ def device_step(
         total += (each.bounds + exchanged) * count
         worst_us += (each.worst_us + exchanged.high) * count
         for place, us in each.places.items():
-            places["head and embedding" if each.part.kind is None else place] += us * count
+            places["head" if each.part.kind is None else place] += us * count
         if exchanged.high:
             places[COLLECTIVES] += exchanged.middle * count
         memory = each.report.memory

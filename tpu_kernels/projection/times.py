@@ -13,7 +13,7 @@ from ..analysis.simulator.calibration import Calibration
 from ..errors import SimulationError
 from .places import read_places
 
-UNPLACED = "copies and moves"
+UNPLACED = "moves"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TpuKernelsError
-from .records import Answer, Arm, Experts, LayerKind, Part, Request
+from .records import PUBLISHED, Answer, Arm, Experts, LayerKind, Part, Request
 
 OURS = ("tpu_fused_experts", "tpu_ragged_dot")
 OUR_ATTENTION = "tpu_attention"
@@ -128,7 +128,7 @@ def _register(arms: tuple[Arm, ...]) -> dict[str, tuple[str, int] | None]:
     from ..hub import get_loaded_kernels
     from . import composed
 
-    ExpertsInterface.register(composed.NAME, composed.experts_forward)
+    ExpertsInterface.register(PUBLISHED, composed.experts_forward)
     kernels: dict[str, tuple[str, int] | None] = {composed.NAMESPACE: None}
     attention = any(arm.attention == OUR_ATTENTION for arm in arms)
     experts = any(arm.experts in OURS for arm in arms)
@@ -147,7 +147,7 @@ def _switch(model: Any, arm: Arm, experts: Experts | None) -> str | None:
     from . import composed
 
     if experts is not None:
-        if arm.experts == composed.NAME:
+        if arm.experts == PUBLISHED:
             [first, *_] = (module for module in model.modules() if is_dispatched(module))
             if reason := composed.refusal(first):
                 return reason
