@@ -42,7 +42,10 @@ def read_config(model: str | Path) -> dict[str, Any]:
         raise ProjectionError(f"the config of {model} cannot be read: {reason}") from error
     # A model of several parts may tell its dtype only as a whole.
     values["dtype"] = values.get("dtype") or str(config.dtype or "bfloat16").removeprefix("torch.")
-    return {name: value for name, value in values.items() if name != "transformers_version"}
+    # Where it came from and which release wrote it make no other model.
+    return {
+        name: value for name, value in values.items() if name not in ("_name_or_path", "transformers_version")
+    }
 
 
 def _from_file(path: Path) -> Any:

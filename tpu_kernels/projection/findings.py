@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 
 from ..analysis.hlo import OVERHEAD, shape_bytes
+from ..analysis.simulator.calibration import Calibration
 from ..analysis.sizes import format_bytes
 from .plan import ParallelPlan
 from .records import Answer
@@ -13,11 +14,17 @@ from .step import DeviceStep, PartTimes
 from .times import OpTime
 
 _LARGE = 2**20  # bytes: smaller copies are noise
+_SLOW = 1.5  # times what memory allows
 _PADDING = 0.05  # of what is needed: less is not worth a word
 
 
 def findings(
-    answer: Answer, step: DeviceStep, plan: ParallelPlan, batch: int, host_ms: float
+    answer: Answer,
+    step: DeviceStep,
+    plan: ParallelPlan,
+    batch: int,
+    host_ms: float,
+    calibration: Calibration,
 ) -> tuple[str, ...]:
     """What to fix in an arm's step, the costliest first."""
     costs: defaultdict[str, float] = defaultdict(float)
@@ -30,6 +37,8 @@ def findings(
         found.insert(
             0, "generate's host part takes longer than the chips do: use a loop that stays on the device"
         )
+    if slow := _attention(answer, step, calibration):
+        found.append(slow)
     if padded := _padding(answer, step):
         found.append(padded)
     if plan.ep > 1 and plan.tp == 1:
@@ -57,6 +66,22 @@ def _of_op(op: OpTime, times: PartTimes, pairs: int) -> str | None:
     if op.kind in OVERHEAD and len(dims) == 3:
         return f"weights are copied ({op.kind}), {op.shape}; store them in the layout that is read"
     return None
+
+
+def _attention(answer: Answer, step: DeviceStep, calibration: Calibration) -> str | None:
+    """Attention that is not bound by memory, as it is when decoding."""
+    needed = sum(
+        (answer.weights[times.part.kind][0] + times.part.cache_bytes) * count
+        for times, count in step.parts
+        if times.part.kind is not None
+    )
+    takes, could = step.places.get("attention", 0) / 1e3, needed / calibration.memory.attainable_gbps / 1e6
+    if takes < _SLOW * could:
+        return None
+    return (
+        f"attention takes {takes:.1f} ms a step, and its weights, keys and values could be read in {could:.1f} ms: use "
+        "tpu_attention"
+    )
 
 
 def _padding(answer: Answer, step: DeviceStep) -> str | None:

@@ -65,7 +65,7 @@ def make_row(
         hbm_bytes=step.hbm_bytes,
         fits=step.hbm_bytes <= usable_hbm(target.generation),
         where={place: us / 1e3 for place, us in sorted(step.places.items(), key=lambda each: -each[1]) if us},
-        findings=findings(answer, step, plan, batch, host.high),
+        findings=findings(answer, step, plan, batch, host.high, calibration),
     )
 
 
