@@ -117,7 +117,7 @@ def _published(projection: Projection) -> Iterator[str]:
     for each in projection.comparisons:
         fitted = ", which the host's part is fitted on" if each.fitted else ""
         yield (
-            f"  {each.arm}, batch {each.batch}: published {each.published_ms:.1f} ms, projected with generate "
+            f"  arm {each.arm}, batch {each.batch}: {each.published_ms:.1f} ms, projected with generate "
             f"{each.projected_ms:.1f} ms ({each.deviation:+.0%}{fitted})"
         )
 
