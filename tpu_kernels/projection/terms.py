@@ -66,7 +66,7 @@ def collective_bounds(collective: Collective, batch: int, generation: str) -> Bo
     Example:
         >>> reduce = Collective(kind="all-reduce", module="mlp.experts", chips=8, width=2048)
         >>> collective_bounds(reduce, 64, "v6e")
-        Bounds(low=6.29376, high=18.58752)
+        Bounds(low=6.293760000000001, high=18.58752)
     """
     terms = load_terms().interconnect
     if generation not in terms.port_gbps:
