@@ -15,6 +15,7 @@ from .times import OpTime
 
 _LARGE = 2**20  # bytes: smaller copies are noise
 _SLOW = 1.5  # times what memory allows
+_NOTABLE_MS = 0.1  # a step
 _PADDING = 0.05  # of what is needed: less is not worth a word
 
 
@@ -76,7 +77,7 @@ def _attention(answer: Answer, step: DeviceStep, calibration: Calibration) -> st
         if times.part.kind is not None
     )
     takes, could = step.places.get("attention", 0) / 1e3, needed / calibration.memory.attainable_gbps / 1e6
-    if takes < _SLOW * could:
+    if takes < max(_SLOW * could, _NOTABLE_MS):
         return None
     return (
         f"attention takes {takes:.1f} ms a step, and its weights, keys and values could be read in {could:.1f} ms: use "

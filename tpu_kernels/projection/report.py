@@ -29,11 +29,15 @@ def render(projection: Projection) -> list[Any]:
 def _head(projection: Projection) -> Iterator[str]:
     asked = projection.transformers or "transformers 5.24 cannot be asked for it"
     yield (
-        f"{projection.model} ({projection.kind}, {projection.parameters / 1e9:.1f} B parameters) on {projection.tpu}, "
+        f"{projection.model} ({projection.kind}, {_count(projection.parameters)} parameters) on {projection.tpu}, "
         f"{projection.parallel}: one decode step over {projection.context} keys"
     )
     yield f"plan: {asked}"
     yield "PROJECTED from the compiler's schedules, not measured: nothing was run on a TPU"
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.1f} million"
 
 
 def _range(values: Range, digits: int = 1) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import TpuKernelsError
 from .records import PUBLISHED, Answer, Arm, Experts, LayerKind, Part, Request
 
-OURS = ("tpu_fused_experts", "tpu_ragged_dot")
+OUR_EXPERTS = ("tpu_fused_experts", "tpu_ragged_dot")
 OUR_ATTENTION = "tpu_attention"
 
 
@@ -131,7 +131,7 @@ def _register(arms: tuple[Arm, ...]) -> dict[str, tuple[str, int] | None]:
     ExpertsInterface.register(PUBLISHED, composed.experts_forward)
     kernels: dict[str, tuple[str, int] | None] = {composed.NAMESPACE: None}
     attention = any(arm.attention == OUR_ATTENTION for arm in arms)
-    experts = any(arm.experts in OURS for arm in arms)
+    experts = any(arm.experts in OUR_EXPERTS for arm in arms)
     if experts or attention:
         enable(experts=experts, attention=attention)
     for kernel in get_loaded_kernels():
