@@ -110,7 +110,9 @@ def project(
         error=calibration.mean_error,
         versions=versions(),
     )
-    cache.write("project", key, result.model_dump_json())
+    # A compiler that crashed or took too long may do better the next time.
+    if not any(isinstance(each, str) for each in times.values()):
+        cache.write("project", key, result.model_dump_json())
     return result
 
 
