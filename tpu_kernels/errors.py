@@ -96,6 +96,14 @@ class SimulationError(AnalysisError):
     """A kernel cannot be simulated: its control flow is not known, or it waits for what never comes."""
 
 
+class ProjectionError(AnalysisError):
+    """A model's decode step cannot be projected, or cannot be split over chips as asked."""
+
+
+class LaunchError(TpuKernelsError, RuntimeError):
+    """A program cannot be run as several ranks, or one of them failed."""
+
+
 class TuningError(TpuKernelsError, RuntimeError):
     """A kernel cannot be tuned, or not here."""
 

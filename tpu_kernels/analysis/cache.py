@@ -1,4 +1,4 @@
-"""Outcomes of compiles and simulations, kept by what determines them.
+"""Outcomes of compiles, simulations and projections, kept by what determines them.
 
 One JSON file each, in `TPU_KERNELS_CACHE`/<kind>, by default `~/.cache/tpu-kernels/<kind>`.
 """
@@ -21,9 +21,10 @@ from .outcome import Outcome
 from .target import CompileTarget
 
 T = TypeVar("T")
+Kind = Literal["compile", "simulate", "project"]
 
 FOLDER_VARIABLE = "TPU_KERNELS_CACHE"
-KINDS: tuple[Literal["compile", "simulate"], ...] = ("compile", "simulate")
+KINDS: tuple[Kind, ...] = ("compile", "simulate", "project")
 _FORMAT = 2  # goes up when `Outcome` or what the worker puts into it changes
 # The compiler's flags are given to it by these.
 _FLAG_VARIABLES = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
@@ -45,7 +46,8 @@ def versions() -> dict[str, str]:
 
 def cache_key(program: Program, target: CompileTarget) -> str:
     """Names the outcome of compiling `program` for `target` with this compiler and its flags."""
-    return digest(_FORMAT, program.fingerprint, program.devices, target.topology)
+    extra = ["every schedule"] if program.every_schedule else []
+    return digest(_FORMAT, program.fingerprint, program.devices, target.topology, *extra)
 
 
 def digest(*parts: Any) -> str:
@@ -83,7 +85,7 @@ def read(kind: str, key: str, parse: Callable[[str], T]) -> T | None:
         return None
 
 
-def kept() -> list[tuple[Literal["compile", "simulate"], Path]]:
+def kept() -> list[tuple[Kind, Path]]:
     """The kind and the file of everything that is kept."""
     return [(kind, path) for kind in KINDS for path in sorted(cache_folder(kind).glob("*.json"))]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import importlib.util
 import os
 import platform
@@ -26,13 +27,18 @@ DEFAULT_TIMEOUT = 300.0
 
 @dataclass(frozen=True)
 class Job:
-    """One compile or simulation, for `compile_many` and `simulate_many`: the arguments of these."""
+    """One compile or simulation, for `compile_many` and `simulate_many`: the arguments of these.
+
+    For `compile_many`, `fn` may also be a `Program`, which is lowered already. With `every_schedule` the report has
+    the schedules of XLA's own ops too.
+    """
 
     fn: Any
     args: tuple[Any, ...]
     tpu: str = "v6e"
     static: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
+    every_schedule: bool = False
 
 
 def compile(
@@ -140,9 +146,11 @@ def _name(fn: Any) -> str:
 
 
 def _lowered(job: Job, target: CompileTarget) -> Program | Failure:
+    if isinstance(job.fn, Program):
+        return job.fn
     bound = bind(job.fn, job.args, job.static, target.generation)
     try:
-        return lower(bound, target)
+        return dataclasses.replace(lower(bound, target), every_schedule=job.every_schedule)
     except TpuKernelsError:
         raise
     except Exception as error:  # noqa: BLE001  whatever stops a kernel from being lowered is the answer

@@ -31,12 +31,14 @@ class Program:
             program is traced from elsewhere or its source moves to other lines.
         devices: How many the program is partitioned over.
         kernels: The kernels in it, by name, and their arrays in VMEM.
+        every_schedule: The schedules of XLA's own ops are kept too, not only those of kernels.
     """
 
     module: bytes
     fingerprint: str
     devices: int
     kernels: dict[str, tuple[Block, ...]]
+    every_schedule: bool = False
 
 
 @dataclass(frozen=True)

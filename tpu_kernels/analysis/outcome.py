@@ -18,8 +18,8 @@ class Outcome:
         hlo: The optimised program, scheduled, with layouts; the kernels' bodies left out.
         alias_bytes: How much of the outputs is in arguments' memory.
         flops, bytes_accessed: XLA's cost analysis; None where it counts nothing.
-        bundles: The final schedule of each kernel as the compiler prints it, packed (`pack`), by the name of the
-            kernel's instruction in `hlo`.
+        bundles: The final schedule of each kernel (or of each op, where that was asked for) as the compiler prints
+            it, packed (`pack`), by the name of its instruction in `hlo`.
         utilization: What each of its bundles uses of the core's units, likewise.
     """
 

@@ -27,6 +27,7 @@ def compile_in_process(program: Program, target: CompileTarget, timeout: float) 
         # -P: a module in the working directory must not stand in for one of the standard library.
         command = [sys.executable, "-P", "-m", f"{__package__}.worker"]
         command += [str(module), target.topology, str(program.devices), str(result), str(os.getpid())]
+        command += ["--every-schedule"] if program.every_schedule else []
         path = os.pathsep.join(filter(None, [str(_PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
         try:
             done = subprocess.run(

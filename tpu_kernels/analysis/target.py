@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -50,6 +51,13 @@ class CompileTarget:
     name: str
     generation: Generation
     topology: str
+
+    @property
+    def devices(self) -> int:
+        """How many JAX devices the slice has: chips, or where a TensorCore is a device, these."""
+        chips = math.prod(map(int, self.topology.partition(":")[2].split("x")))
+        chip = _CHIPS[self.generation]
+        return chips * chip.counted_as // chip.cores_of_device
 
     def mesh(self) -> contextlib.AbstractContextManager[Any]:
         """Makes kernels that ask for the TPU's properties while tracing see this target."""

@@ -1,10 +1,11 @@
 """Compiles one program for a TPU topology. Run as a process of its own, because libtpu takes a process over,
 and a compiler that crashes should only lose that::
 
-    python -m tpu_kernels.analysis.worker PROGRAM TOPOLOGY DEVICES RESULT PARENT
+    python -m tpu_kernels.analysis.worker PROGRAM TOPOLOGY DEVICES RESULT PARENT [--every-schedule]
 
 PROGRAM is a file of serialized StableHLO; RESULT is where the outcome goes, as JSON (`outcome.Outcome`);
-the compiler's files go beside it. PARENT is the process that waits for it.
+the compiler's files go beside it. PARENT is the process that waits for it. The outcome has the schedules of the
+program's kernels, or of all its ops.
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ _DUMP_FLAGS = (
 )
 _SCHEDULE = r"\d+-(?P<name>.+)-\d+-final_{}\.txt"
 _KERNEL = re.compile(r'^\s+(?:ROOT )?%(\S+) = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
+_OP = re.compile(r"^\s+(?:ROOT )?%(\S+) = ", re.MULTILINE)
 
 # The kernels themselves, megabytes of base64.
 _KERNEL_BODY = re.compile(r'"body":"[^"]*"')
 
 
-def compile_program(module: bytes, topology: str, devices: int, folder: Path) -> Outcome:
+def compile_program(
+    module: bytes, topology: str, devices: int, folder: Path, *, every_schedule: bool = False
+) -> Outcome:
     """Compiles serialized StableHLO for the first `devices` devices of `topology`.
 
     Args:
@@ -50,6 +54,7 @@ def compile_program(module: bytes, topology: str, devices: int, folder: Path) ->
         topology: libtpu's name, e.g. `v6e:2x2`.
         devices: How many the program is partitioned over.
         folder: Takes the compiler's own files.
+        every_schedule: Keep the schedules of all ops, not only of kernels.
     """
     import jax
     import numpy as np
@@ -86,6 +91,7 @@ def compile_program(module: bytes, topology: str, devices: int, folder: Path) ->
     # The last one also tells what each kernel came to use.
     [hlo] = folder.glob("*.after_codegen.txt")
     text = hlo.read_text()
+    scheduled = set((_OP if every_schedule else _KERNEL).findall(text))
     return Outcome(
         seconds=seconds,
         hlo=_KERNEL_BODY.sub('"body":""', text),
@@ -96,24 +102,23 @@ def compile_program(module: bytes, topology: str, devices: int, folder: Path) ->
         code_bytes=memory.generated_code_size_in_bytes,
         flops=cost.get("flops"),
         bytes_accessed=cost.get("bytes accessed"),
-        bundles=_schedules(folder, "bundles", text),
-        utilization=_schedules(folder, "hlo-static-per-bundle-utilization", text),
+        bundles=_schedules(folder, "bundles", scheduled),
+        utilization=_schedules(folder, "hlo-static-per-bundle-utilization", scheduled),
     )
 
 
-def _schedules(folder: Path, content: str, hlo: str) -> dict[str, str]:
-    """The files on the kernels of `hlo` among the many in `folder`, packed."""
-    kernels = set(_KERNEL.findall(hlo))
+def _schedules(folder: Path, content: str, scheduled: set[str]) -> dict[str, str]:
+    """The files on the ops `scheduled` among the many in `folder`, packed."""
     found = {}
     for path in folder.iterdir():
         match = re.fullmatch(_SCHEDULE.format(content), path.name)
-        if match and match["name"] in kernels:
+        if match and match["name"] in scheduled:
             found[match["name"]] = pack(path.read_text(errors="replace"))
     return found
 
 
 def main() -> None:
-    program, topology, devices, result, parent = sys.argv[1:]
+    program, topology, devices, result, parent, *options = sys.argv[1:]
     die_with(int(parent))
     os.environ.update(_ENVIRONMENT)
     for name in _UNSET:
@@ -121,7 +126,10 @@ def main() -> None:
     folder = Path(result).parent / "dump"
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
     os.environ["LIBTPU_INIT_ARGS"] = f"{flags} {_DUMP_FLAGS.format(folder=folder)}".strip()
-    outcome = compile_program(Path(program).read_bytes(), topology, int(devices), folder)
+    every_schedule = "--every-schedule" in options
+    outcome = compile_program(
+        Path(program).read_bytes(), topology, int(devices), folder, every_schedule=every_schedule
+    )
     Path(result).write_text(outcome.to_json())
 
 

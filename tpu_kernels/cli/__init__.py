@@ -27,7 +27,10 @@ from .init import init
 from .list import list_
 from .lock import lock
 from .mirror import mirror
+from .project import project
 from .publish import publish
+from .run import CONTEXT_SETTINGS as RUN_SETTINGS
+from .run import run
 from .selftest import selftest
 from .simulate import simulate
 from .tune import tune
@@ -55,7 +58,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "lock": lock,
         "mirror": mirror,
     },
-    "Run models": {"warm": warm},
+    "Plan and run models": {"project": project, "warm": warm},
     "Make and publish kernels": {
         "init": init,
         "check": check,
@@ -70,6 +73,7 @@ for panel, commands in _PANELS.items():
     for name, command in commands.items():
         app.command(name, rich_help_panel=panel)(command)
 app.add_typer(cache.app, name="cache", rich_help_panel="Get and keep kernels")
+app.command("run", context_settings=RUN_SETTINGS, rich_help_panel="Plan and run models")(run)
 app.command("emulate", context_settings=EMULATE_SETTINGS, rich_help_panel="Measure kernels")(emulate)
 app.add_typer(bench.app, name="bench", rich_help_panel="Measure kernels")
 

@@ -107,6 +107,13 @@ class Calibration(_Record):
         """Attainable, from and to HBM."""
         return self.memory.attainable_gbps / self.clock_ghz
 
+    @property
+    def mean_error(self) -> float | None:
+        """On all records set aside; None where there are none."""
+        records = sum(part.records for part in self.accuracy)
+        weighted = sum(part.mean_error * part.records for part in self.accuracy)
+        return weighted / records if records else None
+
 
 @functools.cache
 def load_calibration(generation: str) -> Calibration:

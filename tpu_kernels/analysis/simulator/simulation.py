@@ -237,15 +237,12 @@ class _Summary:
         flops = report.flops or self._multiplies * 2 * _ROWS_OF_MULTIPLY * calibration.matrix.side**2
         compute_ms = flops / calibration.peak_tflops / 1e9
         memory_ms = hbm_bytes / calibration.memory.attainable_gbps / 1e6
-        records = sum(part.records for part in calibration.accuracy)
         return Profile(
             function=report.function,
             target=report.target,
             generation=report.generation,
             time_ms=time_ms,
-            error=sum(part.mean_error * part.records for part in calibration.accuracy) / records
-            if records
-            else None,
+            error=calibration.mean_error,
             cycles=round(self._cycles),
             compute=1 - (self._stall + self._overhead) / self._cycles,
             stall=self._stall / self._cycles,

@@ -22,7 +22,7 @@ from ..variants import is_for_tpu
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
 
-CacheName = Literal["hub", "builds", "compile", "simulate"]
+CacheName = Literal["hub", "builds", "compile", "simulate", "project"]
 
 _BUILD = re.compile(r"[0-9a-f]{64}")
 

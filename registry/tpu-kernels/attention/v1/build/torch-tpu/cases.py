@@ -67,7 +67,7 @@ class Call:
 
     Attributes:
       op: name of the op.
-      part: which kind of layer it is.
+      part: which kind of layer it is, or the call's name.
       arguments: arrays by name: a pair of shape and dtype, or integers that count.
       static: other arguments.
     """
@@ -76,6 +76,26 @@ class Call:
     part: str
     arguments: dict[str, Any]
     static: dict[str, Any]
+
+
+def _step(case: Case, lengths: list[int], keys: int, new: int = 1, dtype: str = "bfloat16") -> Call:
+    arguments, static = case.call(len(lengths), keys, new, dtype)
+    return Call("decode_attention", case.name, {**arguments, "lengths": lengths}, static)
+
+
+def examples() -> list[Call]:
+    """Small calls, whose results `tpu-kernels check` compares with the reference."""
+    return [
+        _step(Case("grouped", 8, 4, 128), [5, 0, 272], 272, dtype="float32"),
+        _step(Case("sliding", 6, 2, 64, window=130, sinks=True), [384, 17], 384, new=3),
+        _step(Case("capped", 4, 1, 80, softcap=5.0), [130, 200, 1], 200, new=2, dtype="float32"),
+    ]
+
+
+def benchmarks() -> list[Call]:
+    """Decode steps of real models: 8 sequences, of lengths up to 4096."""
+    lengths = [4096, 3011, 257, 1800, 1, 3600, 2048, 900]
+    return [_step(case, lengths, 4096) for case in CASES]
 
 
 def calls(workload: Any) -> list[Call]:

@@ -51,7 +51,7 @@ def _check_shared(
         f"value has shape {tuple(value.shape)}; for this key it must be [{sequences}, {kv_heads}, {keys}, E]",
     )
     _check(
-        kv_heads > 0 and heads % kv_heads == 0,
+        0 < kv_heads <= heads and heads % kv_heads == 0,
         f"query has {heads} heads, which is no multiple of the key's {kv_heads}",
     )
     if sinks is not None:

@@ -35,13 +35,16 @@ def add_gradient(
     define_in(library, backward_definition)
     backward_overload = implement(library, backward_definition, paths)
 
-    def save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+    # By keyword, as torch calls it; and without the last where the op has no static arguments.
+    def save(
+        ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any] | None = None
+    ) -> None:
         # torch leaves out optional tensors at the end that were not given.
         kept = [*inputs, *[None] * (len(tensors) - len(inputs))]
         if definition.gradient is not None:
             kept += [output] if isinstance(output, torch.Tensor) else output
         ctx.save_for_backward(*kept)
-        ctx.static = keyword_only_inputs
+        ctx.static = keyword_only_inputs or {}
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad

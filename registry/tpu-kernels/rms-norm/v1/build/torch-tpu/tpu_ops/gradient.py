@@ -23,7 +23,8 @@ def add_gradient(
 ) -> None:
     """Makes the op of `definition` differentiable in the tensors named by `differentiable`.
 
-    Its tensors are saved, and the kernel's own residuals computed again in the backward pass.
+    Its tensors are saved. Without a gradient of its own the kernel's residuals are computed again in the backward
+    pass; with one (`Definition.gradient`) the results are saved too, and it makes do with them.
     """
     tensors = tensor_parameters(definition.signature)
     places = {p.name: place for place, p in enumerate(tensors)}
@@ -39,13 +40,19 @@ def add_gradient(
         ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any] | None = None
     ) -> None:
         # torch leaves out optional tensors at the end that were not given.
-        ctx.save_for_backward(*inputs, *[None] * (len(tensors) - len(inputs)))
+        kept = [*inputs, *[None] * (len(tensors) - len(inputs))]
+        if definition.gradient is not None:
+            kept += [output] if isinstance(output, torch.Tensor) else output
+        ctx.save_for_backward(*kept)
         ctx.static = keyword_only_inputs or {}
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad
         needed = [places[name] < len(wanted) and wanted[places[name]] for name in differentiable]
-        found = iter(backward_overload(*ctx.saved_tensors, list(grads), needed=needed, **ctx.static))
+        saved = ctx.saved_tensors
+        results = [list(saved[len(tensors) :])] if definition.gradient is not None else []
+        given = [*saved[: len(tensors)], *results, list(grads)]
+        found = iter(backward_overload(*given, needed=needed, **ctx.static))
         result: list[Any] = [None] * len(wanted)
         for name, need in zip(differentiable, needed, strict=True):
             if need:
@@ -63,12 +70,14 @@ def add_gradient(
 
 
 def _backward_definition(definition: Definition, differentiable: Sequence[str]) -> Definition:
-    """The op's own arguments, the gradients of its results, and which gradients are needed."""
+    """The op's own arguments, its results if the gradient takes them, their gradients, and which are needed."""
     positional, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     parameters = list(definition.signature.parameters.values())
+    own = definition.gradient is not None
     signature = inspect.Signature(
         [
             *[p.replace(default=inspect.Parameter.empty) for p in parameters if p.kind is positional],
+            *([inspect.Parameter("results", positional, annotation=list[torch.Tensor])] * own),
             inspect.Parameter("grads", positional, annotation=list[torch.Tensor]),
             *[p for p in parameters if p.kind is keyword],
             inspect.Parameter("needed", keyword, annotation=list[bool]),
@@ -87,7 +96,9 @@ def _backward_definition(definition: Definition, differentiable: Sequence[str]) 
         ]
 
     def gradient_of(function: Callable[..., Any]) -> Callable[..., Any]:
-        def gradient(*, grads: list[Any], needed: list[bool], **arguments: Any) -> list[Any]:
+        def gradient(
+            *, grads: list[Any], needed: list[bool], results: list[Any] | None = None, **arguments: Any
+        ) -> list[Any]:
             import jax
 
             names = chosen(needed)
@@ -102,11 +113,16 @@ def _backward_definition(definition: Definition, differentiable: Sequence[str]) 
 
         return gradient
 
+    def own_gradient(*, needed: list[bool], **arguments: Any) -> list[Any]:
+        assert definition.gradient is not None
+        found = definition.gradient(**arguments)
+        return [grad for grad, need in zip(found, needed, strict=True) if need]
+
     return Definition(
         name=f"{definition.name}_backward",
         signature=signature,
         declaration=declaration,
-        kernel=gradient_of(definition.kernel),
+        kernel=own_gradient if own else gradient_of(definition.kernel),
         reference=gradient_of(definition.reference),
     )
 

@@ -49,6 +49,7 @@ class Op:
         kernel: Callable[..., Any],
         reference: Callable[..., Any],
         differentiable: Sequence[str],
+        gradient: Callable[..., Any] | None,
         check_values: Callable[..., None] | None,
         cost: Callable[..., Cost] | None,
         cases: Sequence[Any],
@@ -70,6 +71,7 @@ class Op:
             kernel=kernel,
             reference=reference,
             check_values=check_values,
+            gradient=gradient,
         )
         # torch forgets what a library holds when the library goes.
         self._library = define(definition, declaration.__module__)
@@ -94,6 +96,7 @@ def op(
     kernel: Callable[..., Any],
     reference: Callable[..., Any],
     differentiable: Sequence[str] = (),
+    gradient: Callable[..., Any] | None = None,
     check_values: Callable[..., None] | None = None,
     cost: Callable[..., Cost] | None = None,
     cases: Sequence[Any] = (),
@@ -110,6 +113,9 @@ def op(
       reference: JAX function of the same arguments in plain jax.numpy, for the CPU.
       differentiable: names of the tensors that have gradients. `kernel` and `reference` must then be
         differentiable by JAX; the gradient is an op of its own, ``<name>_backward``.
+      gradient: JAX function of the same arguments, of ``results``, the list of what `kernel` returned, and of
+        ``grads``, theirs: the gradients of all `differentiable` tensors, in order. Unless given, JAX's gradient of
+        `kernel`, which computes the kernel's residuals again.
       check_values: is given the arguments where their values are at hand without waiting, on the CPU.
       cost: from the op's arguments to its `Cost`.
       cases: the kernel's named cases, for tests, benchmarks and tuning.
@@ -129,6 +135,7 @@ def op(
             kernel=kernel,
             reference=reference,
             differentiable=differentiable,
+            gradient=gradient,
             check_values=check_values,
             cost=cost,
             cases=cases,

@@ -31,6 +31,7 @@ class Definition:
       kernel: JAX function of the arguments, ``tpu`` and ``interpret``.
       reference: JAX function of the arguments.
       check_values: is given the arguments on the CPU, at every call; may be None.
+      gradient: JAX function of the arguments, ``results`` and ``grads``, ``tpu`` and ``interpret``; may be None.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Definition:
     kernel: Callable[..., Any]
     reference: Callable[..., Any]
     check_values: Callable[..., None] | None = None
+    gradient: Callable[..., Any] | None = None
 
 
 def schema_signature(signature: inspect.Signature) -> inspect.Signature:
