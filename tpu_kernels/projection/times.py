@@ -95,7 +95,7 @@ def _followed(bundles: str, utilization: str, calibration: Calibration) -> tuple
     operands = kernel.schedule.operands
     names = [f"operand {n}" for n in range(max((o.index for o in operands), default=0) + 1)]
     try:
-        trace = simulator.follow(kernel, {}, (), names, calibration)
+        traces = simulator.follow(kernel, {}, (), names, calibration)
     except SimulationError:
         # Indices of rows, or a position: whichever they are, as many bytes move.
         zeros = {
@@ -103,7 +103,7 @@ def _followed(bundles: str, utilization: str, calibration: Calibration) -> tuple
             for operand in operands
             if operand.shape[:1] in ("s", "u")
         }
-        trace = simulator.follow(kernel, zeros, (), names, calibration)
-    timing = simulator.time(kernel, trace, calibration).timing
-    moved = sum(transfer.size for transfer in timing.transfers if transfer.operand is not None)
-    return timing.cycles / calibration.clock_ghz / 1e3, moved
+        traces = simulator.follow(kernel, zeros, (), names, calibration)
+    cores = [core.timing for core in simulator.time(kernel, traces, calibration)]
+    moved = sum(each.size for timing in cores for each in timing.transfers if each.operand is not None)
+    return max(timing.cycles for timing in cores) / calibration.clock_ghz / 1e3, moved
