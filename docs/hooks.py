@@ -19,6 +19,7 @@ MODULES = {
     "tpu_kernels.ops": "Ops",
     "tpu_kernels.authoring": "Build",
     "tpu_kernels.emulation": "The emulated device",
+    "tpu_kernels.projection": "Projection",
     "tpu_kernels.testing": "A Hub for tests",
     "tpu_kernels.errors": "Errors",
 }

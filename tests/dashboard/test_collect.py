@@ -59,7 +59,7 @@ def test_the_command_writes_a_page_and_its_facts(tmp_path: Path) -> None:
 
 def test_decode_results(tmp_path: Path) -> None:
     of = Summary.of([2.0])
-    measured = Measurement(1.0, of, of, of, 1, 0, False, "ours", None, (), ())
+    measured = Measurement(1.0, of, of, of, of, 1, 0, False, "ours", None, (), ())
     arms = (
         ArmResult("ours", "a kernel", 1, measured, None),
         ArmResult("other", "XLA", 1, dataclasses.replace(measured, difference=Difference(0, 3)), None),

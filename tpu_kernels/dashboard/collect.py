@@ -15,6 +15,7 @@ from ..analysis import CompileReport, compile_many
 from ..analysis.simulator import simulation
 from ..analysis.simulator.calibration import calibrated, load_calibration
 from ..analysis.workload import Case, kernel_cases, parse_workload
+from ..bench.results import ArmResult, DecodeResult
 from ..errors import DashboardError, SimulationError
 from .facts import Facts, KernelFacts, ModelFacts, PeerFacts, Run, Status
 
@@ -127,33 +128,33 @@ def read_decode(path: Path) -> list[ModelFacts]:
     Raises:
         DashboardError: It is no such file.
     """
-    result = _read(path, "bench decode")
     try:
-        return [_model(result, arm) for arm in result["arms"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise _other(path, "bench decode") from error
+        result = DecodeResult.from_json(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DashboardError(f"{path} cannot be read: {error}") from error
+    return [_model(result, arm) for arm in result.arms]
 
 
-def _model(result: dict[str, Any], arm: dict[str, Any]) -> ModelFacts:
+def _model(result: DecodeResult, arm: ArmResult) -> ModelFacts:
     facts = ModelFacts(
-        model=result["config"]["model"],
-        arm=arm["experts"],
-        batch=arm["batch"],
+        model=result.config.model,
+        arm=arm.experts,
+        batch=arm.batch,
         tokens="not run",
-        evidence=result["evidence"],
-        device=result["device"],
-        note=arm["not_run"] or "",
+        evidence=result.evidence,
+        device=result.device,
+        note=arm.not_run or "",
     )
-    measurement = arm["measurement"]
+    measurement = arm.measurement
     if measurement is None:
         return facts
-    same = "reference" if measurement["reference"] == arm["experts"] else "same"
+    same = "reference" if measurement.reference == arm.experts else "same"
     return facts.model_copy(
         update={
-            "tokens": same if measurement["difference"] is None else "differ",
-            "graphs": measurement["graphs"],
-            "recompile_limit_hit": measurement["recompile_limit_hit"],
-            "tokens_per_s": measurement["tokens_per_s"]["median"],
+            "tokens": same if measurement.difference is None else "differ",
+            "graphs": measurement.graphs,
+            "recompile_limit_hit": measurement.recompile_limit_hit,
+            "tokens_per_s": measurement.tokens_per_s.median,
         }
     )
 
