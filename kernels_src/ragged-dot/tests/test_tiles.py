@@ -70,7 +70,8 @@ def test_a_config_of_another_shape_serves_only_where_the_kernel_can(one, other, 
     assert config.columns == other.n or (
         config.columns % 128 == 0 and (other.transposed or other.n % 128 == 0)
     )
-    assert config.depth == other.k or config.depth % (128 if other.transposed else tile) == 0
+    step = 128 if other.transposed else tile
+    assert config.depth == other.k or config.depth % step == 0
     assert config.slots >= (pieces if config.by_group else 2), (
         "else the ring never holds what a group waits for"
     )
