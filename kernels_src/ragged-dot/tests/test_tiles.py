@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_dot.forward_tiles import Product
+from ragged_dot.quantised import exponents_of
 from ragged_dot.tiles import CHIPS, vmem_budget
 from ragged_dot.weight_tiles import WeightProduct
 
@@ -34,11 +35,21 @@ FORWARD = st.builds(
     st.sampled_from([1, 2]),
     st.sampled_from(["bfloat16", "float32"]),
 )
+INT8 = st.builds(
+    lambda product: dataclasses.replace(product, dtype="bfloat16", weights="int8", scales=1), FORWARD
+)
+MXFP4 = st.builds(
+    lambda product, units: dataclasses.replace(
+        product, k=128 * units, transposed=False, weights="int32", scales=exponents_of(128 * units)
+    ),
+    INT8,
+    st.integers(1, 45),
+)
 WEIGHTS = st.builds(lambda m, k, n, groups: WeightProduct(m, k, n, *groups), ROWS, AXES, AXES, groups())
 
 
 @settings(max_examples=40)
-@given(st.one_of(FORWARD, WEIGHTS), GENERATIONS)
+@given(st.one_of(FORWARD, WEIGHTS, INT8, MXFP4), GENERATIONS)
 def test_all_candidates_fit_their_own_shape(problem, tpu):
     candidates = problem.candidates(tpu)
     assert len(set(candidates)) == len(candidates)
@@ -59,7 +70,8 @@ def test_a_config_of_another_shape_serves_only_where_the_kernel_can(one, other, 
     assert config.columns == other.n or (
         config.columns % 128 == 0 and (other.transposed or other.n % 128 == 0)
     )
-    assert config.depth == other.k or config.depth % (128 if other.transposed else tile) == 0
+    step = 128 if other.transposed else tile
+    assert config.depth == other.k or config.depth % step == 0
     assert config.slots >= (pieces if config.by_group else 2), (
         "else the ring never holds what a group waits for"
     )

@@ -15,8 +15,8 @@ from .shapes import BLOCK, Config, Shape
 F32 = jnp.float32
 # Of the copies that are no pieces of weights: those made whole at the start, then these two.
 COUNTS_ARRIVED, OUT_ARRIVED, SEMAPHORES = 7, 8, 9
-# Columns that one activation takes.
-ACTIVATION_BLOCK = 256
+# Columns that one activation takes; where gate and up alternate, which takes two transpositions, fewer.
+ACTIVATION_BLOCK, INTERLEAVED_BLOCK = 768, 256
 
 
 def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
         "weights": vmem(choices, shape.routing_dtype),
         "x": vmem((tokens, hidden), shape.dtype),
         "inner": vmem((tiles, wide, shape.gate_up_columns), F32),
-        "pairs": vmem((2 * ACTIVATION_BLOCK, min(wide, LANES)), F32),
+        "pairs": vmem((2 * INTERLEAVED_BLOCK, min(wide, LANES)), F32),
         "h": vmem((tiles, wide, h_width), shape.dtype),
         "sums": vmem((columns, hidden), F32),
         "result": vmem((tokens, hidden), shape.dtype),

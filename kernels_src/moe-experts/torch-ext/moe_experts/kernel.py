@@ -41,7 +41,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from .activations import Gate
-from .buffers import ACTIVATION_BLOCK, COUNTS_ARRIVED, OUT_ARRIVED, buffers_of
+from .buffers import ACTIVATION_BLOCK, COUNTS_ARRIVED, INTERLEAVED_BLOCK, OUT_ARRIVED, buffers_of
 from .ragged_dot.quantised import mxfp4_values
 from .ragged_dot.tiles import LANES
 from .shapes import BLOCK, Config, Shape
@@ -354,7 +354,8 @@ def _activate(ref: Any, t: Any, gate: Gate, inner: int) -> None:
 
     # Only from a multiple of 128 on can lanes be read in a loop.
     looped = gate.interleaved or not gate.gated or inner % LANES == 0
-    _blocks(inner, ACTIVATION_BLOCK if looped else inner, block)
+    size = INTERLEAVED_BLOCK if gate.interleaved else ACTIVATION_BLOCK
+    _blocks(inner, size if looped else inner, block)
 
 
 def _dot(a: jax.Array, b: jax.Array, *, exact: bool, contract: tuple[int, int] = (1, 0)) -> jax.Array:

@@ -445,7 +445,8 @@ def gmm(
       rhs: [G, K, N], or [G, N, K] with `transpose_rhs`. Same dtype, int8, or as [G, K/8, N] MXFP4 words.
       group_sizes: [S] int32. group_offset: [1] int32, within 0..S-G.
       bias: [G, N], with `epilogue.bias`.
-      scale: [G, B, N] f32 of int8 weights, or the exponents of MXFP4. `config.depth` is K then.
+      scale: [G, B, N] f32 of int8 weights, or the exponents of MXFP4. `config.depth` is K
+        then, unless B is 1.
     Returns: [M, N], or [M, N/2] with a gate, in `out_dtype`.
     """
     m, k = lhs.shape

@@ -117,13 +117,12 @@ class Product:
         columns = min(config.columns, of_part)
         config = dataclasses.replace(config, columns=columns)
         aligned_columns = columns == of_part or (columns % LANES == 0 and self._cuts_columns)
-        depth_step = LANES if self.transposed else self._tile
         fits = (
             config.rows % self._tile == 0
             and aligned_columns
             and divisible(self.n, config.parts)
             and self.k % config.depth == 0
-            and (config.depth == self.k or (config.depth % depth_step == 0 and not self.weights))
+            and (config.depth == self.k or (config.depth % self._depth_step == 0 and self._cuts_depth))
             and config.slots >= (max(2, self.pieces(config)) if config.by_group else 2)
             and (config.buffers == 1 if config.resident else config.buffers >= 2)
             and not self._is_long(config)
@@ -178,8 +177,10 @@ class Product:
         kept = rows * (round_up(self.k, LANES) * self._size + wide * self._out_size)
         values = (2 if config.depth == self.k else 3) * config.rows * columns * 4
         split = split_bytes(self._size, (config.rows + columns) * config.depth)
-        # Quantised weights are made floats of; for MXFP4, from exponents in 32 bits.
-        floats = (config.depth * self._size + 4 * self._mxfp4 * self.scales) * columns if self.weights else 0
+        # Quantised weights are made floats of: int8 by way of 32 bits where a TPU knows no other, MXFP4 from exponents
+        # in 32 bits.
+        words = self.scales if self._mxfp4 else config.depth
+        floats = (config.depth * self._size + 4 * words) * columns if self.weights else 0
         return config.slots * self._piece_bytes(config) + kept + values + split + floats + COMPILER_BYTES
 
     @property
@@ -202,6 +203,15 @@ class Product:
     def _cuts_columns(self) -> bool:
         # Slices of the minor axis start and end at multiples of 128; of the other one, at row tiles.
         return self.transposed or self.n % LANES == 0
+
+    @property
+    def _cuts_depth(self) -> bool:
+        # What scales parts of K stays together with them.
+        return not self.weights or (not self._mxfp4 and self.scales == 1)
+
+    @property
+    def _depth_step(self) -> int:
+        return LANES if self.transposed else 32 if self.weights else self._tile
 
     def _piece_bytes(self, config: Config) -> int:
         columns, depth = self.wide * config.columns, config.depth
@@ -244,11 +254,11 @@ class Product:
     def _configs_of_part(self, budget: int, parts: int) -> Iterator[Config]:
         k, n = self.k, self.n // parts
         all_columns = axis_parts(n) if self._cuts_columns else [n]
-        depths = [p for p in axis_parts(k, step=LANES if self.transposed else self._tile) if k % p == 0]
+        depths = [p for p in axis_parts(k, step=self._depth_step) if k % p == 0]
         for rows in self._chunks():
             for columns in all_columns:
                 for depth in depths:
-                    if depth < k and (columns != all_columns[-1] or self.weights):
+                    if depth < k and (columns != all_columns[-1] or not self._cuts_depth):
                         continue
                     for resident, buffers in ((True, 1), (False, 3), (False, 2)):
                         one = Config(rows, columns, depth, 1, buffers, True, resident, budget, parts)

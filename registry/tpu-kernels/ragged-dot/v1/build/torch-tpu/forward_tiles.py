@@ -29,7 +29,6 @@ from .tiles import (
     Chip,
     Config,
     axis_parts,
-    divisible,
     heights,
     overlapped,
     powers_of_two,
@@ -49,7 +48,6 @@ PIECE_SECONDS = 0.05e-6
 IN_FLIGHT_BYTES = 4 * MIB
 PROGRAM_BYTES = 4e-4  # about 5 bundles of 64 bytes for a million multiplications
 MOST_ROWS = 1280
-LONG_COLUMNS = 2048  # at least so many are in a part of a result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +99,7 @@ class Product:
         Where none fits, the smallest: the compiler's message tells by how much it fails.
         """
         budget = vmem_budget(tpu)
-        configs = list(dict.fromkeys(self._configs(budget, CHIPS[tpu].cores)))
+        configs = list(dict.fromkeys(self._configs(budget)))
         fitting = [config for config in configs if self.vmem_bytes(config) <= budget]
         if not fitting:
             return [min(configs, key=self.vmem_bytes)]
@@ -113,17 +111,14 @@ class Product:
         config = read_config(Config, values, tpu)
         if config is None:
             return None
-        of_part = self.n // config.parts
-        columns = min(config.columns, of_part)
+        columns = min(config.columns, self.n)
         config = dataclasses.replace(config, columns=columns)
-        aligned_columns = columns == of_part or (columns % LANES == 0 and self._cuts_columns)
-        depth_step = LANES if self.transposed else self._tile
+        aligned_columns = columns == self.n or (columns % LANES == 0 and self._cuts_columns)
         fits = (
             config.rows % self._tile == 0
             and aligned_columns
-            and divisible(self.n, config.parts)
             and self.k % config.depth == 0
-            and (config.depth == self.k or (config.depth % depth_step == 0 and not self.weights))
+            and (config.depth == self.k or (config.depth % self._depth_step == 0 and self._cuts_depth))
             and config.slots >= (max(2, self.pieces(config)) if config.by_group else 2)
             and (config.buffers == 1 if config.resident else config.buffers >= 2)
             and not self._is_long(config)
@@ -167,19 +162,20 @@ class Product:
         return forward, arguments
 
     def pieces(self, config: Config) -> int:
-        """Pieces that the weights of a group are cut into, for a part of the columns."""
-        return -(-(self.n // config.parts) // config.columns) * (self.k // config.depth)
+        """Pieces that the weights of a group are cut into."""
+        return -(-self.n // config.columns) * (self.k // config.depth)
 
     def vmem_bytes(self, config: Config) -> int:
         """Vector memory that the kernel takes, roughly."""
         columns = round_up(config.columns, LANES) * self.wide
         rows = self.m + config.rows if config.resident else config.buffers * config.rows
-        wide = round_up(self.n // config.parts, LANES)
-        kept = rows * (round_up(self.k, LANES) * self._size + wide * self._out_size)
+        kept = rows * (round_up(self.k, LANES) * self._size + round_up(self.n, LANES) * self._out_size)
         values = (2 if config.depth == self.k else 3) * config.rows * columns * 4
         split = split_bytes(self._size, (config.rows + columns) * config.depth)
-        # Quantised weights are made floats of; for MXFP4, from exponents in 32 bits.
-        floats = (config.depth * self._size + 4 * self._mxfp4 * self.scales) * columns if self.weights else 0
+        # Quantised weights are made floats of: int8 by way of 32 bits where a TPU knows no other, MXFP4 from exponents
+        # in 32 bits.
+        words = self.scales if self._mxfp4 else config.depth
+        floats = (config.depth * self._size + 4 * words) * columns if self.weights else 0
         return config.slots * self._piece_bytes(config) + kept + values + split + floats + COMPILER_BYTES
 
     @property
@@ -202,6 +198,15 @@ class Product:
     def _cuts_columns(self) -> bool:
         # Slices of the minor axis start and end at multiples of 128; of the other one, at row tiles.
         return self.transposed or self.n % LANES == 0
+
+    @property
+    def _cuts_depth(self) -> bool:
+        # What scales parts of K stays together with them.
+        return not self.weights or (not self._mxfp4 and self.scales == 1)
+
+    @property
+    def _depth_step(self) -> int:
+        return LANES if self.transposed else 32 if self.weights else self._tile
 
     def _piece_bytes(self, config: Config) -> int:
         columns, depth = self.wide * config.columns, config.depth
@@ -226,32 +231,19 @@ class Product:
         return sum(heights(config.rows, self._tile)) * config.depth * config.columns * self.wide
 
     def _is_long(self, config: Config) -> bool:
-        return (
-            self._program_size(config) > LONGEST_PROGRAM
-            and config.columns > 2 * LANES < self.n // config.parts
-        )
+        return self._program_size(config) > LONGEST_PROGRAM and config.columns > 2 * LANES < self.n
 
-    def _configs(self, budget: int, cores: int) -> Iterator[Config]:
-        # On few rows the weights are the work; with many, they are read again and again where VMEM holds rows of long
-        # results, unless these are made in parts.
-        most = self.n // LONG_COLUMNS if self.m > MOST_ROWS else cores
-        for parts in (1, 2, 4, 8):
-            if cores <= parts <= max(cores, most) and divisible(self.n, parts):
-                yield from self._configs_of_part(budget, parts)
-        if not divisible(self.n, cores):
-            yield from self._configs_of_part(budget, 1)
-
-    def _configs_of_part(self, budget: int, parts: int) -> Iterator[Config]:
-        k, n = self.k, self.n // parts
+    def _configs(self, budget: int) -> Iterator[Config]:
+        k, n = self.k, self.n
         all_columns = axis_parts(n) if self._cuts_columns else [n]
-        depths = [p for p in axis_parts(k, step=LANES if self.transposed else self._tile) if k % p == 0]
+        depths = [p for p in axis_parts(k, step=self._depth_step) if k % p == 0]
         for rows in self._chunks():
             for columns in all_columns:
                 for depth in depths:
-                    if depth < k and (columns != all_columns[-1] or self.weights):
+                    if depth < k and (columns != all_columns[-1] or not self._cuts_depth):
                         continue
                     for resident, buffers in ((True, 1), (False, 3), (False, 2)):
-                        one = Config(rows, columns, depth, 1, buffers, True, resident, budget, parts)
+                        one = Config(rows, columns, depth, 1, buffers, True, resident, budget)
                         if self._is_long(one):
                             continue
                         pieces = self.pieces(one)
@@ -275,19 +267,18 @@ class Product:
 
     def _seconds(self, config: Config, chip: Chip) -> float:
         """Roughly how long it takes where all groups have about the same rows."""
-        n = self.n // config.parts
         active = min(self.groups, self._rows_here)
         span = self._rows_here // active + self._tile  # the rows of a group are seldom aligned
         chunks = -(-span // config.rows)
         last = span - (chunks - 1) * config.rows
         rows = (chunks - 1) * config.rows + next(h for h in heights(config.rows, self._tile) if h >= last)
         narrow = 1 + NARROW_COLUMNS / config.columns
-        floats = self.k * n * self.wide * self._size
+        floats = self.k * self.n * self.wide * self._size
         a_group = (rows + chunks * chip.push_rows) * floats * narrow / chip.flops
-        weights = self._weight_bytes / config.parts
+        weights = self._weight_bytes
         pieces = self.pieces(config)
         busy = active * (a_group + chunks * (CHUNK_SECONDS + pieces * PIECE_SECONDS))
-        rows_bytes = self._rows_here * self.k * self._size + self.m * n * self._out_size
+        rows_bytes = self._rows_here * self.k * self._size + self.m * self.n * self._out_size
         moved = active * weights * (1 if config.by_group else chunks) + rows_bytes
         if config.resident:
             # Nothing is multiplied before all rows have come, nor after the last weights.
@@ -302,8 +293,7 @@ class Product:
         ahead = config.slots * self._piece_bytes(config)
         uneven = 1.0 + 0.03 * (ahead < 2 * weights) + 0.1 * (ahead < IN_FLIGHT_BYTES)
         uneven += 0.03 * (config.buffers == 2) + 0.1 * (config.slots == 2)
-        of_part = overlapped(moving, busy) * uneven + a_group / pieces
-        return of_part * -(-config.parts // chip.cores)
+        return overlapped(moving, busy) * uneven + a_group / pieces
 
 
 def interpreted_config(m: int, k: int, n: int, dtype: Any) -> Config:
