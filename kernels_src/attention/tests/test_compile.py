@@ -46,9 +46,8 @@ WHOLE = [
 
 # Query heads, kv heads, D, E, L, S, dtype, what else: prefill and its gradient.
 PASSES = [
-    (8, 2, 128, 128, 1000, 1000, "bfloat16", {"causal": True}),
     (8, 1, 64, 64, 1024, 1024, "bfloat16", {"causal": True, "window": 128, "sinks": True}),
-    (4, 4, 192, 128, 300, 4096, "bfloat16", {}),
+    (4, 4, 192, 128, 384, 4000, "bfloat16", {}),
 ]
 # Heads as in CASES; a diffusion transformer; keys whose gradients come piece by piece.
 WHOLE_PASSES = [
