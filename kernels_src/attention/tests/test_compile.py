@@ -45,13 +45,11 @@ WHOLE = [
 
 
 # Query heads, kv heads, D, E, L, S, dtype, what else: prefill and its gradient.
-PASSES = [
-    (8, 2, 128, 128, 1000, 1000, "bfloat16", {"causal": True}),
-    (8, 1, 64, 64, 1024, 1024, "bfloat16", {"causal": True, "window": 128, "sinks": True}),
-    (4, 4, 192, 128, 300, 4096, "bfloat16", {}),
-]
+PASSES = [(4, 2, 192, 128, 384, 1000, "bfloat16", {"causal": True, "window": 128, "sinks": True})]
 # Heads as in CASES; a diffusion transformer; keys whose gradients come piece by piece.
 WHOLE_PASSES = [
+    (8, 1, 64, 64, 1024, 1024, "bfloat16", {"causal": True, "window": 128, "sinks": True}),
+    (4, 4, 192, 128, 384, 4000, "bfloat16", {}),
     *[
         (case.heads, case.kv_heads, case.head_dim, case.head_dim, keys, keys, dtype, form)
         for case in CASES
@@ -79,7 +77,9 @@ def _compile_passes(generation: str, programs: list[tuple]) -> None:
     for program, report in zip(programs, analysis.compile_many(jobs), strict=True):
         assert report.compiled, f"{program}: {report.failure}"
         names = [kernel.name for kernel in report.kernels]
-        assert len(names) == 2, f"{program}: {names}"
+        # The gradient may come piece by piece.
+        assert ["gradient" in name for name in names] == [False] + [True] * (len(names) - 1), program
+        assert len(names) >= 2, program
         # Queries and keys come as XLA stores them, also where it does with tokens on lanes.
         turned = [op for op in report.ops if op.kind in ("layout copy", "transpose", "pad")]
         heads, _, dim, _, queries, *_ = program

@@ -24,6 +24,12 @@ def test_follows_a_loop_that_its_data_bound(words: list[int]) -> None:
     assert store.amount == sum(words[: len(words) - 1])
 
 
+def test_a_strided_dma_that_does_not_say_where_it_goes_is_told_by_its_addresses() -> None:
+    general = SUM.replace("dma.vmem_to_hbm [thread:$0] ", "dma.general")
+    words = (2, 5, *[0] * 126)
+    assert follow(general, {0: words}).events == follow(SUM, {0: words}).events
+
+
 def test_an_integer_that_control_needs_and_nobody_gave_is_named() -> None:
     with pytest.raises(SimulationError, match=r"depends on the integers of operand 0.*give them with data="):
         follow(SUM)
