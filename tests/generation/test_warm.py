@@ -1,4 +1,6 @@
+import copy
 import dataclasses
+import pickle
 
 import pytest
 import torch
@@ -36,6 +38,15 @@ def test_a_graph_more_says_why(model):
     assert programs._cause(dataclasses.replace(key, batch=8)) == "another batch than 1"
     longer = dataclasses.replace(key, cache_length=256, experts="tpu_fused_experts")
     assert programs._cause(longer) == "another cache length than 128; another experts than grouped_mm"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copied_model_has_graphs_of_its_own(model, copied):
+    own = Programs.of(model)
+    assert Programs.of(model) is own
+    other = copied(model)
+    assert Programs.of(other) is not own
+    tpu_kernels.generate(other, torch.ones(1, 4, dtype=torch.int64), **GREEDY, max_new_tokens=2)
 
 
 def test_a_length_without_room_for_an_answer_is_refused(model):

@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers.cache_utils import (
     STATIC_LAYER_TYPE_MAPPING,
     CacheLayerMixin,
-    DummyLayer,
     LinearAttentionAndStaticFullAttentionLayer,
     LinearAttentionLayer,
     StaticLayer,
@@ -27,6 +26,8 @@ from transformers.cache_utils import (
 from ..errors import GenerationError
 
 SHORTEST = 64
+# Layers that hold nothing have a type of their own from transformers 5.23 on.
+_EMPTY = tuple(kind for name, kind in STATIC_LAYER_TYPE_MAPPING.items() if name == "dummy")
 
 
 def bucket_length(positions: int) -> int:
@@ -158,7 +159,7 @@ class StaticCache(transformers.StaticCache):  # type: ignore[misc]
     @property
     def foreign_layers(self) -> tuple[str, ...]:
         """Types of the layers that are transformers' own, with a state that only stock `generate` handles."""
-        ours = (AttentionLayer, LinearAttentionLayer, DummyLayer)
+        ours = (AttentionLayer, LinearAttentionLayer, *_EMPTY)
         return tuple(sorted({type(layer).__name__ for layer in self.layers if not isinstance(layer, ours)}))
 
     @property

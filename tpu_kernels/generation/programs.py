@@ -74,12 +74,13 @@ class Programs:
     def of(cls, model: Any) -> Programs:
         """Those of `model`, kept with it."""
         programs: Programs | None = vars(model).get("_tpu_kernels_programs")
-        if programs is None or programs._forward.model is not model:  # a copied model has the original's
+        if programs is None:
             programs = model._tpu_kernels_programs = cls(model)
         return programs
 
-    def __deepcopy__(self, memo: Any) -> Programs:
-        return self
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Nothing: a copied or saved model leaves them behind."""
+        return type(None), ()
 
     def prefill(self, state: State, tokens: int, form: Sampling) -> Program:
         """The step that puts so many `tokens` of each prompt in the cache: `steps.make_prefill`."""
