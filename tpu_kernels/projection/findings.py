@@ -31,7 +31,7 @@ def findings(
     costs: defaultdict[str, float] = defaultdict(float)
     for times, count in step.parts:
         for op in times.ops:
-            if text := _of_op(op, times, batch * (answer.experts.top_k if answer.experts else 0)):
+            if text := _of_op(op, times, batch, answer.experts.top_k if answer.experts else 0):
                 costs[text] += op.us * count / 1e3
     found = [f"{text}: {ms:.2f} ms a step" for text, ms in sorted(costs.items(), key=lambda each: -each[1])]
     if host_ms * 1e3 > step.expected.high:
@@ -51,20 +51,21 @@ def findings(
     return tuple(found)
 
 
-def _of_op(op: OpTime, times: PartTimes, pairs: int) -> str | None:
+def _of_op(op: OpTime, times: PartTimes, batch: int, top_k: int) -> str | None:
     """What an op does that need not be; None of an op that has to be, or is small."""
     size = shape_bytes(op.shape)
     if not op.us or size < _LARGE or times.part.kind is None:
         return None
     dims = [int(axis) for axis in re.findall(r"\d+", op.shape.partition("[")[2])]
     one_of_cache = times.part.cache_bytes // 2
-    if op.place == "experts" and len(dims) == 3 and dims[0] == pairs and "gather" in op.name:
+    if op.place == "experts" and len(dims) == 3 and dims[0] == batch * top_k and "gather" in op.name:
         return f"each pair's expert weights are copied, {op.shape}; a kernel reads them in place"
     if op.kind in OVERHEAD and size == one_of_cache:
         return f"the cache is copied, {op.shape}; donate it and write into it"
     if op.place == "attention" and len(dims) > 3 and size > one_of_cache:
         return f"keys or values are repeated for each query head, {op.shape}; use attention on grouped heads"
-    if op.kind in OVERHEAD and len(dims) == 3:
+    # What has no axis of sequences, or of their pairs, is a weight.
+    if op.kind in OVERHEAD and len(dims) == 3 and (batch == 1 or dims[0] % batch) and op.hbm_bytes >= size:
         return f"weights are copied ({op.kind}), {op.shape}; store them in the layout that is read"
     return None
 

@@ -21,7 +21,13 @@ def render(projection: Projection) -> list[Any]:
         _steps(projection),
         _places(projection),
         "\n".join(
-            [*_ratios(projection), *_findings(projection), *_published(projection), *_foot(projection)]
+            [
+                *_reasons(projection),
+                *_ratios(projection),
+                *_findings(projection),
+                *_published(projection),
+                *_foot(projection),
+            ]
         ),
     ]
 
@@ -66,7 +72,7 @@ def _steps(projection: Projection) -> Table:
     )
     for row in projection.rows:
         if row.not_projected:
-            table.add_row(str(row.batch), _name(row), f"not projected: {row.not_projected}")
+            table.add_row(str(row.batch), _name(row), "not projected")
             continue
         table.add_row(
             str(row.batch),
@@ -91,6 +97,12 @@ def _places(projection: Projection) -> Table:
         if not row.not_projected:
             table.add_row(str(row.batch), _name(row), *(f"{row.where.get(place, 0):.2f}" for place in places))
     return table
+
+
+def _reasons(projection: Projection) -> Iterator[str]:
+    for row in projection.rows:
+        if row.not_projected:
+            yield f"not projected, {_name(row)}, batch {row.batch}: {row.not_projected}"
 
 
 def _ratios(projection: Projection) -> Iterator[str]:
