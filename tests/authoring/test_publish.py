@@ -12,7 +12,7 @@ from tpu_kernels import has_kernel, install_kernel
 from tpu_kernels.authoring import Publication, check, publish, yank
 from tpu_kernels.authoring.checks import Finding, Outcome, Report
 from tpu_kernels.errors import KernelNotFoundError, PublishError
-from tpu_kernels.testing import FakeHub
+from tpu_kernels.testing import FakeHub, Fault
 
 REPO = "tpu-kernels/sample-kernel"
 
@@ -121,6 +121,16 @@ def test_a_report_of_another_source_or_of_failures_publishes_nothing(source: Pat
     edit(source, "build.toml", "whole numbers", "any numbers")
     with pytest.raises(PublishError, match="check the source as it is now"):
         publish(source, str(tmp_path), report=report)
+
+
+def test_a_version_is_on_the_hub_as_a_whole_or_not_at_all(source: Path, hub: FakeHub) -> None:
+    for path in ("/branch/v1", "/commit/main"):
+        hub.inject(Fault(path, status=500, method="POST", times=1))
+        with pytest.raises(PublishError, match="500"):
+            go(source, "hub:acme/sample")
+        assert "v1" not in (hub.branches("acme/sample") or [])
+    assert go(source, "hub:acme/sample").done
+    assert found(("hub:acme/sample", "acme/sample"), 1)
 
 
 def test_the_hub_wants_a_token(source: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

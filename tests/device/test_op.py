@@ -112,6 +112,19 @@ def test_gradients_eager_and_compiled(scaled, operands, backend, frozen):
         torch.testing.assert_close(actual, expected)
 
 
+def test_an_op_without_static_arguments_has_a_gradient(device):
+    def kernel(x, tpu=None, interpret=False):
+        return 3 * x
+
+    @ops.op(kernel=kernel, reference=kernel, differentiable=["x"])
+    def tripled(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    x = torch.ones(4).to(device).requires_grad_()
+    tripled(x).sum().backward()
+    assert x.grad.tolist() == [3.0] * 4
+
+
 def test_second_derivative_is_refused(scaled, operands):
     x, y = operands
     (grad,) = torch.autograd.grad(scaled(x, y).sin().sum(), x, create_graph=True)

@@ -47,6 +47,11 @@ class Example:
             for name, value in self.arguments.items()
         }
 
+    def differentiable(self) -> list[str]:
+        """The arrays that have gradients: quantised ones have none."""
+        shapes = self.shapes()
+        return [name for name in self.op.differentiable if name in shapes and "int" not in shapes[name][1]]
+
     def dtype(self) -> str:
         """The dtype of the results, by the op's declaration."""
         import torch

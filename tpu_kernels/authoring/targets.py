@@ -24,7 +24,7 @@ from .registry import registry_files
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-_HUB = "hub:"
+_HUB, _MAIN = "hub:", "main"
 # What the Hub itself puts into a repository.
 _HUBS_OWN = frozenset({".gitattributes"})
 
@@ -122,31 +122,36 @@ class HubTarget:
             }
 
     def put(self, kernel: BuiltKernel, former: Mapping[str, bytes] | None) -> None:
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         branch = _branch(kernel.metadata.version)
         with _failures(f"{kernel.repo_id} cannot be published"):
             self._api.create_repo(kernel.repo_id, repo_type="kernel", exist_ok=True)
-            self._api.create_branch(kernel.repo_id, branch=branch, repo_type="kernel", exist_ok=True)
-            parent = self._branches().get(branch)
-            # (A new branch begins with what the main one holds.)
-            there = set(self._api.list_repo_files(kernel.repo_id, repo_type="kernel", revision=branch))
-            changed = {
-                path: content for path, content in kernel.files.items() if (former or {}).get(path) != content
-            }
-            operations: list[Any] = [CommitOperationAdd(path, content) for path, content in changed.items()]
-            operations += [
-                CommitOperationDelete(path) for path in sorted(there - kernel.files.keys() - _HUBS_OWN)
-            ]
-            # With the parent, as another one's commit in between is not to be overwritten.
-            self._api.create_commit(
-                kernel.repo_id,
-                operations,
-                commit_message=f"{kernel.metadata.name} v{kernel.metadata.version}: {kernel.metadata.id}",
-                repo_type="kernel",
-                revision=branch,
-                parent_commit=parent,
-            )
+            if former is not None:
+                self._commit(kernel, branch)
+                return
+            # First where nobody looks for versions, so that the new one is there as a whole or not at all.
+            commit = self._commit(kernel, _MAIN)
+            self._api.create_branch(kernel.repo_id, branch=branch, revision=commit, repo_type="kernel")
+
+    def _commit(self, kernel: BuiltKernel, branch: str) -> str:
+        """Makes a branch hold the kernel, by a commit, whose name is returned."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        there = set(self._api.list_repo_files(kernel.repo_id, repo_type="kernel", revision=branch))
+        operations: list[Any] = [CommitOperationAdd(path, content) for path, content in kernel.files.items()]
+        operations += [
+            CommitOperationDelete(path) for path in sorted(there - kernel.files.keys() - _HUBS_OWN)
+        ]
+        done = self._api.create_commit(
+            kernel.repo_id,
+            operations,
+            commit_message=f"{kernel.metadata.name} v{kernel.metadata.version}: {kernel.metadata.id}",
+            repo_type="kernel",
+            revision=branch,
+            # Another one's commit in between is not to be overwritten.
+            parent_commit=self._branches().get(branch),
+        )
+        return str(done.oid)
 
     def withdraw(self, repo_id: str, version: int) -> None:
         with _failures(f"{repo_id} v{version} cannot be taken back"):

@@ -39,7 +39,7 @@ def answer(hub: FakeHub, method: str, path: str, body: bytes) -> Answer:
         return _error(404, "RepoNotFound")
     match method, action:
         case "POST", ["branch", branch]:
-            return _branch(hub, repo_id, branch)
+            return _branch(hub, repo_id, branch, json.loads(body or b"{}").get("startingPoint"))
         case "DELETE", ["branch", branch] if branch in branches:
             shutil.rmtree(hub.root / repo_id / branch)
             return _json({})
@@ -65,16 +65,15 @@ def _create(hub: FakeHub, wanted: Mapping[str, Any]) -> Answer:
     return _json(url)
 
 
-def _branch(hub: FakeHub, repo_id: str, branch: str) -> Answer:
+def _branch(hub: FakeHub, repo_id: str, branch: str, start: str | None) -> Answer:
     folder = hub.root / repo_id / check_relative_path(branch)
     if folder.exists():
         return _error(409, "")
-    main = hub.root / repo_id / _MAIN
-    if main.exists():
-        shutil.copytree(main, folder)
-    else:
-        folder.mkdir()
-    return _json({})
+    for other in hub.branches(repo_id) or ():
+        if start in (other, hub.commit(repo_id, other)) or (start is None and other == _MAIN):
+            shutil.copytree(hub.root / repo_id / other, folder)
+            return _json({})
+    return _error(404, "RevisionNotFound")
 
 
 def _commit(hub: FakeHub, repo_id: str, branch: str, lines: list[dict[str, Any]]) -> Answer:

@@ -32,7 +32,7 @@ def _wrong(example: Example, generation: str) -> dict[str, str]:
     import jax
     import numpy as np
 
-    names = [name for name in example.op.differentiable if name in example.arguments]
+    names = example.differentiable()
 
     def gradients(function: Callable[..., Any], arrays: dict[str, Any]) -> list[Any]:
         def forward(*given: Any) -> Any:

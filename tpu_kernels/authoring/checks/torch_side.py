@@ -57,7 +57,7 @@ def _results(subject: Subject, example: Example, device: str, backend: str) -> I
     gradients: dict[str, list[Any]] = {}
     for way, function in ways.items():
         given = example.tensors(device)
-        wanted = [name for name in example.op.differentiable if name in given]
+        wanted = example.differentiable()
         for name in wanted:
             given[name].requires_grad_()
         try:
@@ -93,9 +93,8 @@ def _opcheck(example: Example, device: str) -> None:
     namespace, _, name = example.op.name.partition("::")
     overload = getattr(getattr(torch.ops, namespace), name).default
     given = example.tensors(device)
-    for tensor in example.op.differentiable:
-        if tensor in given:
-            given[tensor].requires_grad_()
+    for tensor in example.differentiable():
+        given[tensor].requires_grad_()
     # By position, as autograd wants tensors; those that are left out at the end are left out here too.
     places = [argument.name for argument in overload._schema.arguments if not argument.kwarg_only]
     last = max(place for place, tensor in enumerate(places) if tensor in given)

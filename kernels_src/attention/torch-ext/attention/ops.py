@@ -50,6 +50,7 @@ def _check_shared(
         tuple(value.shape[:3]) == tuple(key.shape[:3]),
         f"value has shape {tuple(value.shape)}; for this key it must be [{sequences}, {kv_heads}, {keys}, E]",
     )
+    _check(dim >= 1, f"query has shape {tuple(query.shape)}; its heads must have at least 1 dimension")
     _check(
         0 < kv_heads <= heads and heads % kv_heads == 0,
         f"query has {heads} heads, which is no multiple of the key's {kv_heads}",

@@ -381,6 +381,7 @@ def experts(
         f"must be [T, k] with T = {tokens}",
     )
     count = gate_up_proj.shape[0]
+    _check(count >= 1, f"gate_up_proj has shape {tuple(gate_up_proj.shape)}; it must hold at least 1 expert")
     columns = gate_up_proj.shape[2 if transposed else 1]
     inner = columns // 2
     expected_gate_up = (count, hidden, 2 * inner) if transposed else (count, 2 * inner, hidden)
