@@ -110,7 +110,7 @@ def test_two_cores_each_make_their_columns_of_a_weight_gradient():
             jnp.asarray([offset], jnp.int32),
             groups=groups,
             out_dtype=lhs.dtype,
-            config=WeightConfig(32, 16, k, 128, k, 2, 2, 1 << 26, parts=2),
+            config=WeightConfig(32, 16, k, 128, k, 2, 2, 1 << 26, shares=2),
             interpret=TWO_CORES,
         )
         _, expected = oracle.gradients(lhs, np.zeros((groups, k, n)), grad, sizes, offset)
@@ -118,9 +118,9 @@ def test_two_cores_each_make_their_columns_of_a_weight_gradient():
     assert not _races()
 
 
-@pytest.mark.parametrize(("parts", "cores"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("shares", "cores"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("gating", ["concatenated", "interleaved"])
-def test_gates_are_free_of_memory_errors(gating, parts, cores):
+def test_gates_are_free_of_memory_errors(gating, shares, cores):
     rng = np.random.default_rng(2)
     lhs, rhs, bias = (
         jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((48, 128), (3, 512, 128), (3, 512))
@@ -137,7 +137,7 @@ def test_gates_are_free_of_memory_errors(gating, parts, cores):
             transpose_rhs=True,
             out_dtype=lhs.dtype,
             epilogue=epilogue,
-            config=Config(16, 128, 128, 3, 2, True, False, 1 << 26, parts),
+            config=Config(16, 128, 128, 3, 2, True, False, 1 << 26, shares),
             interpret=CHECKED if cores == 1 else TWO_CORES,
         )
     of_row = np.repeat([0, 2], [20, 15])

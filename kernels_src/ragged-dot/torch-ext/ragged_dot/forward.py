@@ -23,7 +23,7 @@ holds all its pieces, so that several chunks share them; else a chunk is a visit
 
 Few rows (`resident`): all of lhs and of the result stay in vector memory, and chunks are slices of them.
 
-The columns may be made in parts, each from all rows: by a chip's cores together, or one after the other where rows cost
+The columns may be made in shares, each from all rows: by a chip's cores together, or one after the other where rows cost
 less to read again than weights.
 """
 
@@ -38,7 +38,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .common import RowCopies, advance, aligned, each_part, part_columns, product, with_height
+from .common import RowCopies, advance, aligned, each_part, product, share_columns, with_height
 from .epilogue import Epilogue
 from .quantised import COLUMNS, PER_WORD, int8_product, is_mxfp4, mxfp4_product, terms_of
 from .tiles import LANES, SUBLANES, Config, heights, round_up, row_tile
@@ -51,7 +51,7 @@ class _Pieces:
     """How the weights of a group are cut, and where each piece lies.
 
     `whole` pieces of `columns` columns of the result, then one of `rest`; each in `parts` parts of K, in order. The
-    part of the result that is made here has `n` columns, from `first` on.
+    share of the result that is made here has `n` columns, from `first` on.
     Quantised weights have `scales`, their ring, and for MXFP4 the `terms` that its products use.
     """
 
@@ -225,7 +225,7 @@ def _kernel(
     biases, refs = refs[: epilogue.branches * epilogue.bias], refs[epilogue.branches * epilogue.bias :]
     out, group, first, last, going_out, ring, x, y, carry, sums, ring_flags, x_flags, y_flags, *refs = refs
     scale_ring, terms = (*refs, None, None)[:2]
-    out, *biases = (part_columns(ref, config.parts) for ref in (out, *biases))
+    out, *biases = (share_columns(ref, config.shares) for ref in (out, *biases))
     m, k = lhs.shape
     tile = row_tile(lhs.dtype)
     chunk, slots, buffers, resident = config.rows, config.slots, config.buffers, config.resident
@@ -233,7 +233,7 @@ def _kernel(
     pieces = _Pieces(
         k,
         n,
-        pl.program_id(0) * n if config.parts > 1 else 0,
+        pl.program_id(0) * n if config.shares > 1 else 0,
         weights,
         ring,
         ring_flags,
@@ -452,7 +452,7 @@ def gmm(
     m, k = lhs.shape
     groups = rhs.shape[0]
     n = epilogue.narrow(rhs.shape[1 if transpose_rhs else 2])
-    columns = min(config.columns, n // config.parts)
+    columns = min(config.columns, n // config.shares)
     wide = columns * epilogue.columns
     visits = groups + (0 if config.by_group else pl.cdiv(m, config.rows))
     mxfp4 = is_mxfp4(rhs)
@@ -489,7 +489,7 @@ def gmm(
         ),
         name="ragged_dot",
         out_shape=jax.ShapeDtypeStruct((m, n), out_dtype),
-        grid=(config.parts,),
+        grid=(config.shares,),
         in_specs=[smem, smem, hbm, hbm, *[hbm] * len(scales), *[vmem] * len(biases)],
         out_specs=hbm,
         scratch_shapes=[
@@ -497,8 +497,8 @@ def gmm(
             pltpu.SMEM((config.buffers,), jnp.int32),
             pltpu.VMEM((config.slots, epilogue.branches, *block), rhs.dtype),
             pltpu.VMEM((*rows, k), lhs.dtype),
-            pltpu.VMEM((*rows, n // config.parts), out_dtype),
-            pltpu.VMEM(unused if config.resident else (row_tile(lhs.dtype), n // config.parts), out_dtype),
+            pltpu.VMEM((*rows, n // config.shares), out_dtype),
+            pltpu.VMEM(unused if config.resident else (row_tile(lhs.dtype), n // config.shares), out_dtype),
             pltpu.VMEM(
                 (epilogue.branches, config.rows, wide) if k > config.depth else (1, *unused), jnp.float32
             ),

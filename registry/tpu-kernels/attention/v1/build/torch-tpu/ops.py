@@ -1,12 +1,13 @@
-"""The torch op `decode_attention`."""
+"""The torch ops `decode_attention` and `flash_attention`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from . import functions, reference
+from . import flash, functions, reference
 from .cases import CASES
+from .shapes import visible_pairs
 from .tpu_ops import Cost, InputError, op
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -19,11 +20,77 @@ def _check(condition: bool, message: str) -> None:
         raise InputError(message)
 
 
-def _cost(query: Tensor, key: Tensor, value: Tensor, *others: object, **form: object) -> Cost:
-    sequences, heads, new, dim = query.shape
-    flops = 2 * sequences * heads * new * key.shape[2] * (dim + value.shape[3])
+def _check_shared(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    """What both ops ask of the arguments that they share."""
+    for name, tensor, axes in (
+        ("query", query, "[B, Hq, L, D]"),
+        ("key", key, "[B, H, S, D]"),
+        ("value", value, "[B, H, S, E]"),
+    ):
+        _check(tensor.dim() == 4, f"{name} has shape {tuple(tensor.shape)}; it must have 4 axes, {axes}")
+        _check(tensor.dtype in DTYPES, f"{name} has dtype {tensor.dtype}; supported: bfloat16 and float32")
+        _check(
+            tensor.dtype == query.dtype,
+            f"query is {query.dtype} and {name} is {tensor.dtype}; both must be the same",
+        )
+    sequences, heads, _, dim = query.shape
+    kv_heads, keys = key.shape[1:3]
+    _check(
+        (key.shape[0], key.shape[3]) == (sequences, dim),
+        f"key has shape {tuple(key.shape)}; for this query it must be [{sequences}, H, S, {dim}]",
+    )
+    _check(
+        tuple(value.shape[:3]) == tuple(key.shape[:3]),
+        f"value has shape {tuple(value.shape)}; for this key it must be [{sequences}, {kv_heads}, {keys}, E]",
+    )
+    _check(dim >= 1, f"query has shape {tuple(query.shape)}; its heads must have at least 1 dimension")
+    _check(
+        0 < kv_heads <= heads and heads % kv_heads == 0,
+        f"query has {heads} heads, which is no multiple of the key's {kv_heads}",
+    )
+    if sinks is not None:
+        _check(
+            tuple(sinks.shape) == (heads,),
+            f"sinks has shape {tuple(sinks.shape)}; it must be [Hq] = [{heads}]",
+        )
+        _check(sinks.dtype in DTYPES, f"sinks has dtype {sinks.dtype}; supported: bfloat16 and float32")
+    _check(window is None or window >= 1, f"window is {window}; it must be at least 1, or None for no window")
+    _check(softcap is None or softcap > 0, f"softcap is {softcap}; it must be above 0, or None for no cap")
+
+
+def _check_places(query: Tensor, **given: Tensor | None) -> None:
+    sequences, _, new, _ = query.shape
+    for name, places in given.items():
+        if places is None:
+            continue
+        _check(
+            places.dtype in (torch.int32, torch.int64),
+            f"{name} has dtype {places.dtype}; it must be int32 or int64",
+        )
+        _check(
+            tuple(places.shape) in ((sequences,), (sequences, new)),
+            f"{name} has shape {tuple(places.shape)}; it must be [B] = [{sequences}] or [B, L] = "
+            f"[{sequences}, {new}]",
+        )
+
+
+def _cost(
+    query: Tensor, key: Tensor, value: Tensor, *others: object, causal: bool = False, **form: object
+) -> Cost:
+    sequences, heads, queries, dim = query.shape
+    window = form.get("window") if causal else None
+    assert window is None or isinstance(window, int)
+    pairs = sequences * heads * visible_pairs(queries, key.shape[2], causal, window)
     moved = sum(each.numel() * each.dtype.itemsize for each in (query, key, value))
-    return Cost(flops=flops, bytes=moved + sequences * heads * new * value.shape[3] * query.dtype.itemsize)
+    result = sequences * heads * queries * value.shape[3] * query.dtype.itemsize
+    return Cost(flops=2 * pairs * (dim + value.shape[3]), bytes=moved + result)
 
 
 @op(
@@ -73,55 +140,71 @@ def decode_attention(
       >>> decode_attention(query, cache, cache, torch.tensor([5]))[0, 0, 0, 0]
       tensor(1.)
     """
-    for name, tensor, axes in (
-        ("query", query, "[B, Hq, L, D]"),
-        ("key", key, "[B, H, S, D]"),
-        ("value", value, "[B, H, S, E]"),
-    ):
-        _check(tensor.dim() == 4, f"{name} has shape {tuple(tensor.shape)}; it must have 4 axes, {axes}")
-        _check(tensor.dtype in DTYPES, f"{name} has dtype {tensor.dtype}; supported: bfloat16 and float32")
-        _check(
-            tensor.dtype == query.dtype,
-            f"query is {query.dtype} and {name} is {tensor.dtype}; both must be the same",
-        )
-    sequences, heads, new, dim = query.shape
-    kv_heads, keys = key.shape[1:3]
-    _check(
-        (key.shape[0], key.shape[3]) == (sequences, dim),
-        f"key has shape {tuple(key.shape)}; for this query it must be [{sequences}, H, S, {dim}]",
-    )
-    _check(
-        tuple(value.shape[:3]) == tuple(key.shape[:3]),
-        f"value has shape {tuple(value.shape)}; for this key it must be [{sequences}, {kv_heads}, {keys}, E]",
-    )
-    _check(dim >= 1, f"query has shape {tuple(query.shape)}; its heads must have at least 1 dimension")
-    _check(
-        0 < kv_heads <= heads and heads % kv_heads == 0,
-        f"query has {heads} heads, which is no multiple of the key's {kv_heads}",
-    )
+    _check_shared(query, key, value, sinks, window, softcap)
+    new = query.shape[2]
     _check(
         1 <= new <= MOST_NEW,
-        f"query has {new} new tokens a sequence; 1 to {MOST_NEW} are supported: for a prefill use "
-        "torch.nn.functional.scaled_dot_product_attention",
+        f"query has {new} new tokens a sequence; 1 to {MOST_NEW} are supported: for more use flash_attention",
     )
-    for name, places in (("lengths", lengths), ("starts", starts)):
-        if places is None:
-            continue
-        _check(
-            places.dtype in (torch.int32, torch.int64),
-            f"{name} has dtype {places.dtype}; it must be int32 or int64",
-        )
-        _check(
-            tuple(places.shape) in ((sequences,), (sequences, new)),
-            f"{name} has shape {tuple(places.shape)}; it must be [B] = [{sequences}] or [B, L] = "
-            f"[{sequences}, {new}]",
-        )
-    if sinks is not None:
-        _check(
-            tuple(sinks.shape) == (heads,),
-            f"sinks has shape {tuple(sinks.shape)}; it must be [Hq] = [{heads}]",
-        )
-        _check(sinks.dtype in DTYPES, f"sinks has dtype {sinks.dtype}; supported: bfloat16 and float32")
-    _check(window is None or window >= 1, f"window is {window}; it must be at least 1, or None for no window")
-    _check(softcap is None or softcap > 0, f"softcap is {softcap}; it must be above 0, or None for no cap")
+    _check_places(query, lengths=lengths, starts=starts)
     return query.new_empty((*query.shape[:3], value.shape[3]))
+
+
+@op(
+    kernel=flash.flash_attention,
+    reference=reference.flash_attention,
+    differentiable=["query", "key", "value", "sinks"],
+    gradient=flash.gradient,
+    cost=_cost,
+    cases=CASES,
+)
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor | None = None,
+    ends: Tensor | None = None,
+    sinks: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of L queries over S keys: prefill, training, cross attention, diffusion.
+
+    One kernel call, and one for the gradient. Each query sees one run of keys, which causality, a window, padding on
+    either side (`starts`, `ends`) and packed sequences (`starts` of each query) come to; tiles that no query of a
+    block sees are neither read nor computed. Query heads that share a kv head do so without repeating it.
+
+    Args:
+      query: [B, Hq, L, D], bfloat16 or float32.
+      key: [B, H, S, D] with H a divisor of Hq. value: [B, H, S, E].
+      starts: [B] or [B, L] int32 or int64, the first key that a sequence, or a query, sees.
+      ends: [B] or [B, L], the end of the keys that a sequence, or a query, sees. More than S counts as S.
+      sinks: [Hq], the score of a key without value that each query head sees beside the others.
+      scale: factor of the scores; unless given 1 / sqrt(D).
+      causal: query i sees keys up to S - L + i: the queries are the newest L of S tokens.
+      window: with `causal`, only the newest so many of them.
+      softcap: scores x become ``softcap * tanh(x / softcap)``.
+
+    Returns: [B, Hq, L, E] in the dtype of `query`, zeros for a query that sees no key; and the log-sum-exp of each
+      query's scores, float32 [B, Hq, L], -inf for a query that sees no key. Sums are kept in float32. Both are
+      differentiable in query, key, value and sinks.
+
+    Raises:
+      InputError: shapes, dtypes or devices do not fit, or a number is out of its range.
+
+    Example:
+      >>> query, keys = torch.ones(1, 4, 8, 64), torch.ones(1, 2, 8, 64)
+      >>> out, log_sum = flash_attention(query, keys, keys, causal=True)
+      >>> out.shape, log_sum.shape
+      (torch.Size([1, 4, 8, 64]), torch.Size([1, 4, 8]))
+    """
+    _check_shared(query, key, value, sinks, window, softcap)
+    _check_places(query, starts=starts, ends=ends)
+    _check(window is None or causal, f"window is {window} without causal=True; give starts and ends instead")
+    return (
+        query.new_empty((*query.shape[:3], value.shape[3])),
+        query.new_empty(query.shape[:3], dtype=torch.float32),
+    )

@@ -45,11 +45,11 @@ def each_part(size: int, part: int, body: Callable[[Any, int, Any], Any], state:
     return body(whole, rest, state) if rest else state
 
 
-def part_columns(ref: Any, parts: int) -> Any:
-    """The columns, of the last axis, that this step of the grid makes where there are several `parts`."""
-    if parts == 1:
+def share_columns(ref: Any, shares: int) -> Any:
+    """The columns, of the last axis, that this step of the grid makes where there are several `shares`."""
+    if shares == 1:
         return ref
-    columns = ref.shape[-1] // parts
+    columns = ref.shape[-1] // shares
     first = pl.multiple_of(pl.program_id(0) * columns, LANES)
     return ref.at[(*[slice(None)] * (len(ref.shape) - 1), pl.ds(first, columns))]
 

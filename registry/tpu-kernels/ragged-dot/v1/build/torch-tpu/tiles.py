@@ -57,7 +57,7 @@ class Config:
 
     Attributes:
       rows: rows of a chunk, a multiple of the row tile.
-      columns: columns of a piece of weights; a multiple of 128, or all of a part of N.
+      columns: columns of a piece of weights; a multiple of 128, or all of a share of N.
       depth: part of K in a piece; K, or where that does not fit a divisor of it that is a multiple of 128.
       slots: pieces of weights that vector memory holds.
       buffers: chunks of lhs that it holds; of the result, it holds two.
@@ -65,7 +65,7 @@ class Config:
         them.
       resident: vector memory holds all of lhs and of the result.
       vmem_bytes: vector memory that the kernel may use.
-      parts: that N is made in, one after the other or each on a core of its own; all rows are read for each, and
+      shares: that N is made in, one after the other or each on a core of its own; all rows are read for each, and
         the columns above are of one.
     """
 
@@ -77,7 +77,7 @@ class Config:
     by_group: bool
     resident: bool
     vmem_bytes: int
-    parts: int = 1
+    shares: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,13 +87,13 @@ class WeightConfig:
     Attributes:
       rows: rows of a chunk, a multiple of `height`.
       height: rows are multiplied in multiples of this.
-      depth, columns: of K and of a part of N in one pass over the rows; divisors of them, multiples of 128 where
+      depth, columns: of K and of a share of N in one pass over the rows; divisors of them, multiples of 128 where
         they are not all of it.
       piece: of `depth` in one product; it, or a multiple of 128.
       buffers: chunks of lhs, and of grad, that vector memory holds.
       stages: pieces of the result on their way out.
       vmem_bytes: vector memory that the kernel may use.
-      parts: that N is made in, as in `Config`.
+      shares: that N is made in, as in `Config`.
     """
 
     rows: int
@@ -104,7 +104,7 @@ class WeightConfig:
     buffers: int
     stages: int
     vmem_bytes: int
-    parts: int = 1
+    shares: int = 1
 
 
 C = TypeVar("C", Config, WeightConfig)
@@ -125,14 +125,14 @@ def vmem_budget(tpu: str) -> int:
     return int(CHIPS[tpu].vmem_bytes * VMEM_SHARE)
 
 
-def divisible(columns: int, parts: int) -> bool:
-    """Whether the columns of a result can be made in so many parts: of whole lanes, if there are several.
+def divisible(columns: int, shares: int) -> bool:
+    """Whether the columns of a result can be made in so many shares: of whole lanes, if there are several.
 
     Example:
       >>> divisible(1536, 2), divisible(128, 2), divisible(100, 1)
       (True, False, True)
     """
-    return parts == 1 or columns % (parts * LANES) == 0
+    return shares == 1 or columns % (shares * LANES) == 0
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -8,7 +8,7 @@ Axis letters as in `forward`, and: P passes. The kernel makes ``out[g] = lhs[row
             for each piece of the part's K: product; the last chunk's goes out, rounded, the others' are summed in f32
 
 A group without rows has one chunk without rows, so zeros go out. The columns may be
-made in parts, which a chip's cores share.
+made in shares, by a chip's cores together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .common import RowCopies, advance, aligned, each_part, part_columns, product, with_height
+from .common import RowCopies, advance, aligned, each_part, product, share_columns, with_height
 from .tiles import LANES, WeightConfig, row_tile
 
 
@@ -44,7 +44,7 @@ def _kernel(
     *,
     config: WeightConfig,
 ) -> None:
-    grad, out = part_columns(grad, config.parts), part_columns(out, config.parts)
+    grad, out = share_columns(grad, config.shares), share_columns(out, config.shares)
     m = lhs.shape[0]
     groups, k, n = out.shape
     tile = row_tile(lhs.dtype)
@@ -215,7 +215,7 @@ def gmm_weights(
     n = grad.shape[1]
     smem = pl.BlockSpec(memory_space=pltpu.SMEM)
     hbm = pl.BlockSpec(memory_space=pl.ANY)
-    columns = min(config.columns, n // config.parts)
+    columns = min(config.columns, n // config.shares)
     moved = (
         sum(a.size * a.dtype.itemsize for a in (lhs, grad)) + groups * k * n * jnp.dtype(out_dtype).itemsize
     )
@@ -223,7 +223,7 @@ def gmm_weights(
         functools.partial(_kernel, config=config),
         name="ragged_dot_weights",
         out_shape=jax.ShapeDtypeStruct((groups, k, n), out_dtype),
-        grid=(config.parts,),
+        grid=(config.shares,),
         in_specs=[smem, smem, hbm, hbm],
         out_specs=hbm,
         scratch_shapes=[

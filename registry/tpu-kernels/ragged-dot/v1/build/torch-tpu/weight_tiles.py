@@ -69,8 +69,8 @@ class WeightProduct:
     def candidates(self, tpu: str) -> list[WeightConfig]:
         """The configs that fit into the vector memory of `tpu`, likeliest best first; the smallest if none does."""
         budget = vmem_budget(tpu)
-        parts = CHIPS[tpu].cores if divisible(self.n, CHIPS[tpu].cores) else 1
-        configs = list(dict.fromkeys(self._configs(budget, parts)))
+        shares = CHIPS[tpu].cores if divisible(self.n, CHIPS[tpu].cores) else 1
+        configs = list(dict.fromkeys(self._configs(budget, shares)))
         fitting = [config for config in configs if self.vmem_bytes(config) <= budget]
         if not fitting:
             return [min(configs, key=self.vmem_bytes)]
@@ -87,8 +87,8 @@ class WeightProduct:
             config.height % self._tile == 0
             and config.rows % config.height == 0
             and config.depth in _divisors(self.k)
-            and divisible(self.n, config.parts)
-            and config.columns in _divisors(self.n // config.parts)
+            and divisible(self.n, config.shares)
+            and config.columns in _divisors(self.n // config.shares)
             and (config.piece == config.depth or (config.piece % LANES == 0 and config.piece < config.depth))
             and config.buffers >= 2
             and not self._is_long(config)
@@ -152,13 +152,13 @@ class WeightProduct:
         multiplied = sum(range(config.height, config.rows + 1, config.height)) * config.piece * config.columns
         return multiplied > LONGEST_PROGRAM and config.piece > 2 * LANES
 
-    def _configs(self, budget: int, parts: int) -> Iterator[WeightConfig]:
+    def _configs(self, budget: int, shares: int) -> Iterator[WeightConfig]:
         most = round_up(self.m, self._tile)
         for height in (256, 512):
             tall = range(height, min(MOST_ROWS, most) + 1, height)
             for rows in [most] if most < height else tall:
                 for depth in _divisors(self.k):
-                    for columns in _divisors(self.n // parts):
+                    for columns in _divisors(self.n // shares):
                         for piece in _pieces(depth):
                             for buffers in (3, 2):
                                 for stages in sorted({2, -(-depth // piece)}):
@@ -171,14 +171,14 @@ class WeightProduct:
                                         buffers,
                                         stages,
                                         budget,
-                                        parts,
+                                        shares,
                                     )
                                     if not self._is_long(config):
                                         yield config
 
     def _seconds(self, config: WeightConfig, chip: Chip) -> float:
         """Roughly how long a core takes where all groups have about the same rows."""
-        groups, k, n, size = self.groups, self.k, self.n // config.parts, self._size
+        groups, k, n, size = self.groups, self.k, self.n // config.shares, self._size
         m = -(-self.m * groups // self.sizes)
         span = m // groups + self._tile
         chunks = -(-span // config.rows)

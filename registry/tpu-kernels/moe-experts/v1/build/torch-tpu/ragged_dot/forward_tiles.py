@@ -29,6 +29,7 @@ from .tiles import (
     Chip,
     Config,
     axis_parts,
+    divisible,
     heights,
     overlapped,
     powers_of_two,
@@ -48,6 +49,7 @@ PIECE_SECONDS = 0.05e-6
 IN_FLIGHT_BYTES = 4 * MIB
 PROGRAM_BYTES = 4e-4  # about 5 bundles of 64 bytes for a million multiplications
 MOST_ROWS = 1280
+LONG_COLUMNS = 2048  # at least so many are in a share of a result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Product:
         Where none fits, the smallest: the compiler's message tells by how much it fails.
         """
         budget = vmem_budget(tpu)
-        configs = list(dict.fromkeys(self._configs(budget)))
+        configs = list(dict.fromkeys(self._configs(budget, CHIPS[tpu].cores)))
         fitting = [config for config in configs if self.vmem_bytes(config) <= budget]
         if not fitting:
             return [min(configs, key=self.vmem_bytes)]
@@ -111,12 +113,14 @@ class Product:
         config = read_config(Config, values, tpu)
         if config is None:
             return None
-        columns = min(config.columns, self.n)
+        of_share = self.n // config.shares
+        columns = min(config.columns, of_share)
         config = dataclasses.replace(config, columns=columns)
-        aligned_columns = columns == self.n or (columns % LANES == 0 and self._cuts_columns)
+        aligned_columns = columns == of_share or (columns % LANES == 0 and self._cuts_columns)
         fits = (
             config.rows % self._tile == 0
             and aligned_columns
+            and divisible(self.n, config.shares)
             and self.k % config.depth == 0
             and (config.depth == self.k or (config.depth % self._depth_step == 0 and self._cuts_depth))
             and config.slots >= (max(2, self.pieces(config)) if config.by_group else 2)
@@ -162,14 +166,15 @@ class Product:
         return forward, arguments
 
     def pieces(self, config: Config) -> int:
-        """Pieces that the weights of a group are cut into."""
-        return -(-self.n // config.columns) * (self.k // config.depth)
+        """Pieces that the weights of a group are cut into, for a share of the columns."""
+        return -(-(self.n // config.shares) // config.columns) * (self.k // config.depth)
 
     def vmem_bytes(self, config: Config) -> int:
         """Vector memory that the kernel takes, roughly."""
         columns = round_up(config.columns, LANES) * self.wide
         rows = self.m + config.rows if config.resident else config.buffers * config.rows
-        kept = rows * (round_up(self.k, LANES) * self._size + round_up(self.n, LANES) * self._out_size)
+        wide = round_up(self.n // config.shares, LANES)
+        kept = rows * (round_up(self.k, LANES) * self._size + wide * self._out_size)
         values = (2 if config.depth == self.k else 3) * config.rows * columns * 4
         split = split_bytes(self._size, (config.rows + columns) * config.depth)
         # Quantised weights are made floats of: int8 by way of 32 bits where a TPU knows no other, MXFP4 from exponents
@@ -231,10 +236,23 @@ class Product:
         return sum(heights(config.rows, self._tile)) * config.depth * config.columns * self.wide
 
     def _is_long(self, config: Config) -> bool:
-        return self._program_size(config) > LONGEST_PROGRAM and config.columns > 2 * LANES < self.n
+        return (
+            self._program_size(config) > LONGEST_PROGRAM
+            and config.columns > 2 * LANES < self.n // config.shares
+        )
 
-    def _configs(self, budget: int) -> Iterator[Config]:
-        k, n = self.k, self.n
+    def _configs(self, budget: int, cores: int) -> Iterator[Config]:
+        # On few rows the weights are the work; with many, they are read again and again where VMEM holds rows of long
+        # results, unless these are made in shares.
+        most = self.n // LONG_COLUMNS if self.m > MOST_ROWS else cores
+        for shares in (1, 2, 4, 8):
+            if cores <= shares <= max(cores, most) and divisible(self.n, shares):
+                yield from self._configs_of_share(budget, shares)
+        if not divisible(self.n, cores):
+            yield from self._configs_of_share(budget, 1)
+
+    def _configs_of_share(self, budget: int, shares: int) -> Iterator[Config]:
+        k, n = self.k, self.n // shares
         all_columns = axis_parts(n) if self._cuts_columns else [n]
         depths = [p for p in axis_parts(k, step=self._depth_step) if k % p == 0]
         for rows in self._chunks():
@@ -243,7 +261,7 @@ class Product:
                     if depth < k and (columns != all_columns[-1] or not self._cuts_depth):
                         continue
                     for resident, buffers in ((True, 1), (False, 3), (False, 2)):
-                        one = Config(rows, columns, depth, 1, buffers, True, resident, budget)
+                        one = Config(rows, columns, depth, 1, buffers, True, resident, budget, shares)
                         if self._is_long(one):
                             continue
                         pieces = self.pieces(one)
@@ -267,18 +285,19 @@ class Product:
 
     def _seconds(self, config: Config, chip: Chip) -> float:
         """Roughly how long it takes where all groups have about the same rows."""
+        n = self.n // config.shares
         active = min(self.groups, self._rows_here)
         span = self._rows_here // active + self._tile  # the rows of a group are seldom aligned
         chunks = -(-span // config.rows)
         last = span - (chunks - 1) * config.rows
         rows = (chunks - 1) * config.rows + next(h for h in heights(config.rows, self._tile) if h >= last)
         narrow = 1 + NARROW_COLUMNS / config.columns
-        floats = self.k * self.n * self.wide * self._size
+        floats = self.k * n * self.wide * self._size
         a_group = (rows + chunks * chip.push_rows) * floats * narrow / chip.flops
-        weights = self._weight_bytes
+        weights = self._weight_bytes / config.shares
         pieces = self.pieces(config)
         busy = active * (a_group + chunks * (CHUNK_SECONDS + pieces * PIECE_SECONDS))
-        rows_bytes = self._rows_here * self.k * self._size + self.m * self.n * self._out_size
+        rows_bytes = self._rows_here * self.k * self._size + self.m * n * self._out_size
         moved = active * weights * (1 if config.by_group else chunks) + rows_bytes
         if config.resident:
             # Nothing is multiplied before all rows have come, nor after the last weights.
@@ -293,7 +312,8 @@ class Product:
         ahead = config.slots * self._piece_bytes(config)
         uneven = 1.0 + 0.03 * (ahead < 2 * weights) + 0.1 * (ahead < IN_FLIGHT_BYTES)
         uneven += 0.03 * (config.buffers == 2) + 0.1 * (config.slots == 2)
-        return overlapped(moving, busy) * uneven + a_group / pieces
+        of_share = overlapped(moving, busy) * uneven + a_group / pieces
+        return of_share * -(-config.shares // chip.cores)
 
 
 def interpreted_config(m: int, k: int, n: int, dtype: Any) -> Config:
