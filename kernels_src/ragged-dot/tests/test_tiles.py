@@ -64,12 +64,12 @@ def test_a_config_of_another_shape_serves_only_where_the_kernel_can(one, other, 
     if config is None:
         return
     tile = 8 if other.dtype == "float32" else 16
-    pieces = -(-other.n // config.columns) * (other.k // config.depth)
+    share = other.n // config.shares
+    pieces = -(-share // config.columns) * (other.k // config.depth)
+    assert config.shares == 1 or other.n % (config.shares * 128) == 0
     assert config.rows % tile == 0
     assert other.k % config.depth == 0
-    assert config.columns == other.n or (
-        config.columns % 128 == 0 and (other.transposed or other.n % 128 == 0)
-    )
+    assert config.columns == share or (config.columns % 128 == 0 and (other.transposed or share % 128 == 0))
     step = 128 if other.transposed else tile
     assert config.depth == other.k or config.depth % step == 0
     assert config.slots >= (pieces if config.by_group else 2), (

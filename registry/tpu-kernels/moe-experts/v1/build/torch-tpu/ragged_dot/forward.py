@@ -23,8 +23,8 @@ holds all its pieces, so that several chunks share them; else a chunk is a visit
 
 Few rows (`resident`): all of lhs and of the result stay in vector memory, and chunks are slices of them.
 
-The columns may be made in shares, each from all rows: by a chip's cores together, or one after the other where rows cost
-less to read again than weights.
+The columns may be made in shares, each from all rows: by a chip's cores together, or one after the other where
+rows cost less to read again than weights.
 """
 
 from __future__ import annotations
