@@ -62,6 +62,13 @@ def test_delay_slots_by_the_values_that_the_branch_leads_to() -> None:
     assert ends_behind("%s8_s5 = smov.u32 %s6_s4", slots)[0] == 2 + 1
 
 
+def test_values_that_contradict_each_other_are_an_error() -> None:
+    # The first is read behind the branch, so it is run before; the second would replace what is read there.
+    slots = [EMPTY, EMPTY, "%s7_s4 = smov.u32 1", "%s9_s6 = smov.u32 1", OTHER, OTHER]
+    with pytest.raises(SimulationError, match="cannot be told"):
+        ends_behind("%s8_s5 = sadd.s32 %s6_s4, %s9_s6", slots)
+
+
 def test_delay_slots_behind_a_loop_are_all_that_is_within_it() -> None:
     lines = ["  0x0 LB: > { %s3_s3 = smov.u32 2 } /* Start region 5 */\n", f"  0x1   : > {{ {BRANCH} }}\n"]
     lines += [f"  {place:#x}   : {{}}\n" for place in (2, 3)]

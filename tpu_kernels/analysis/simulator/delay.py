@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from ...errors import SimulationError
 from .ir import Address, Bundle, Register, ScalarOp
 from .semantics import SCALAR_OPS
 
@@ -39,6 +40,9 @@ def count_slots(bundles: Sequence[Bundle], place: int, branch: ScalarOp, regions
         place: Of the branch.
         branch: In it.
         regions: The first bundle of each region.
+
+    Raises:
+        SimulationError: What tells it contradicts itself.
     """
     near = bundles[place + 1 : place + 1 + _MOST_SLOTS]
     most = next((n for n, bundle in enumerate(near) if _begins(bundle)), len(near))
@@ -55,6 +59,11 @@ def count_slots(bundles: Sequence[Bundle], place: int, branch: ScalarOp, regions
         possible = [n for n in possible if within <= n <= behind] or [most]
     if len(possible) > 1:
         possible = _by_values(bundles, near, target, branch, regions, possible)
+    if not possible:
+        raise SimulationError(
+            f"how many bundles are run after the branch in line {bundles[place].line} cannot be told: what is read "
+            f"behind it contradicts itself"
+        )
     return _by_predicates(near, branch, possible)
 
 
