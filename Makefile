@@ -7,6 +7,9 @@ VENV ?= .venv
 # CPU, install that into $(VENV) first.
 TORCH ?= torch==2.13.0
 
+# Processes that tests run in.
+JOBS ?= 2
+
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -24,11 +27,11 @@ test: test-cpu test-emulated
 
 # On the CPU: the references, the kernels interpreted, the real TPU compiler, everything around them.
 test-cpu: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # The same ops, models and integrations on the real torch_tpu, emulated.
 test-emulated: $(READY)
-	TPU_KERNELS_EMULATE=1 $(BIN)/python -m pytest -m device
+	TPU_KERNELS_EMULATE=1 $(BIN)/python -m pytest -m device -n $(JOBS) --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
