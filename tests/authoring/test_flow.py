@@ -94,7 +94,7 @@ def test_every_template_passes_as_it_is(template: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["ragged-dot", "moe-experts", "attention", "rms-norm"])
+@pytest.mark.parametrize("kernel", ["ragged-dot", "moe-experts", "attention", "rms-norm", "router"])
 def test_the_kernels_of_this_repository_pass(kernel: str) -> None:
     report = check(Path(__file__).parents[2] / "kernels_src" / kernel)
     assert report.ok, str(report)

@@ -1,4 +1,4 @@
-"""Layers in the place of transformers' norms, put there by stock `kernels`; on the device that is there."""
+"""Layers in the place of transformers' own, put there by stock `kernels`; on the device that is there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from transformers.models.laguna.configuration_laguna import LagunaConfig
+from transformers.models.laguna.modeling_laguna import LagunaTopKRouter
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeRMSNorm
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeRMSNorm, Qwen3_5MoeTopKRouter
 
 from tpu_kernels.integrations.layers import register_layers
 
@@ -46,5 +49,35 @@ def test_a_norm_of_transformers_is_replaced_and_computes_the_same(name, own, dev
         result.sin().sum().backward()
         results.append(result.detach().cpu())
         grads.append((given.grad.cpu(), next(module.parameters()).grad.cpu()))
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*grads)
+
+
+QWEN = Qwen3_5MoeTextConfig(hidden_size=40, num_experts=24, num_experts_per_tok=5)
+LAGUNA = LagunaConfig(hidden_size=40, num_experts=24, num_experts_per_tok=5, moe_router_logit_softcapping=3.0)
+
+
+@pytest.mark.parametrize(("own", "config"), [(Qwen3_5MoeTopKRouter, QWEN), (LagunaTopKRouter, LAGUNA)])
+def test_a_router_of_transformers_is_replaced_and_computes_the_same(own, config, device):
+    assert "SoftmaxTopKRouter" in register_layers()
+
+    class Router(own):
+        pass
+
+    kernels.replace_kernel_forward_from_hub(Router, "SoftmaxTopKRouter")
+    router, model = own(config), torch.nn.Sequential(Router(config))
+    with torch.no_grad():
+        for parameter in router.parameters():
+            parameter.normal_()
+    model[0].load_state_dict(router.state_dict())
+    model = kernels.kernelize(model.to(device), mode=kernels.Mode.TRAINING, device="tpu", use_fallback=False)
+    assert model[0].forward.__func__.__module__.startswith("_router_tpu_")
+    x, results, grads = torch.randn(7, 40), [], []
+    for module, place in ((router, "cpu"), (model, device)):
+        given = x.to(place).requires_grad_()
+        logits, weights, index = module(given)
+        (weights.sin().sum() + logits.cos().sum()).backward()
+        results.append([each.detach().cpu() for each in (logits, weights, index)])
+        grads.append([given.grad.cpu(), next(module.parameters()).grad.cpu()])
     torch.testing.assert_close(*results)
     torch.testing.assert_close(*grads)

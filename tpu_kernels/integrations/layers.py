@@ -13,7 +13,7 @@ from ..hub import install_kernel
 from ..hub.layout import METADATA_FILE
 from ..hub.metadata import Metadata, parse_json
 
-LAYERS_KERNELS = (("tpu-kernels/rms-norm", 1),)
+LAYERS_KERNELS = (("tpu-kernels/rms-norm", 1), ("tpu-kernels/router", 1))
 LAYERS_POINT = "kernels.layers"
 
 
@@ -29,7 +29,7 @@ def register_layers() -> tuple[str, ...]:
     Example:
         >>> from tpu_kernels.integrations.layers import register_layers
         >>> register_layers()  # doctest: +SKIP
-        ('RMSNorm', 'RMSNormZeroCentered')
+        ('RMSNorm', 'RMSNormZeroCentered', 'SoftmaxTopKRouter')
     """
     if importlib.util.find_spec("kernels") is None:
         raise IntegrationError("stock kernels is not installed; install it with: pip install kernels")

@@ -108,10 +108,19 @@ def _backward_definition(definition: Definition, differentiable: Sequence[str]) 
 
             result, pullback = jax.vjp(forward, *[arguments[name] for name in names])
             leaves, structure = jax.tree.flatten(result)
-            cotangents = [grad.astype(leaf.dtype) for grad, leaf in zip(grads, leaves, strict=True)]
+            cotangents = [cotangent(grad, leaf) for grad, leaf in zip(grads, leaves, strict=True)]
             return list(pullback(jax.tree.unflatten(structure, cotangents)))
 
         return gradient
+
+    def cotangent(grad: Any, result: Any) -> Any:
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+
+        if jnp.issubdtype(result.dtype, jnp.inexact):
+            return grad.astype(result.dtype)
+        return np.zeros(result.shape, jax.dtypes.float0)  # what JAX takes for a result that has no gradient
 
     def own_gradient(*, needed: list[bool], **arguments: Any) -> list[Any]:
         assert definition.gradient is not None
