@@ -74,7 +74,7 @@ def test_a_router_of_transformers_is_replaced_and_computes_the_same(own, config,
     assert model[0].forward.__func__.__module__.startswith("_router_tpu_")
     x, results, grads = torch.randn(7, 40), [], []
     for module, place in ((router, "cpu"), (model, device)):
-        given = x.to(place).requires_grad_()
+        given = x.clone().to(place).requires_grad_()
         logits, weights, index = module(given)
         (weights.sin().sum() + logits.cos().sum()).backward()
         results.append([each.detach().cpu() for each in (logits, weights, index)])
