@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer
 
+import tpu_kernels
 from tpu_kernels.cli import app
 
 from .conftest import CARDS, PAGES, ROOT, Block, blocks, name
@@ -39,7 +40,10 @@ def run(page: Path) -> None:
 def test_python_of_a_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kernels_src").symlink_to(ROOT / "kernels_src")
     monkeypatch.chdir(tmp_path)
-    run(page)
+    try:
+        run(page)
+    finally:
+        tpu_kernels.disable()
 
 
 @pytest.mark.slow

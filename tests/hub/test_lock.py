@@ -351,7 +351,8 @@ class TestFinding:
         inside.mkdir()
         monkeypatch.chdir(inside)
         monkeypatch.setenv("TPU_KERNELS_SOURCES", "local,lock,registry,hub")
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "bin" / "tpu-kernels"))
+        script = str(tmp_path / "bin" / "tpu-kernels")
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", script, raising=False)
 
         def command(*arguments: str) -> Result:
             return CliRunner().invoke(app, arguments)

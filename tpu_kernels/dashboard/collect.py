@@ -12,8 +12,6 @@ from typing import Any
 
 from .. import __version__, hub
 from ..analysis import CompileReport, compile_many
-from ..analysis.simulator import simulation
-from ..analysis.simulator.calibration import calibrated, load_calibration
 from ..analysis.workload import Case, kernel_cases, parse_workload
 from ..bench.results import ArmResult, DecodeResult
 from ..errors import DashboardError, SimulationError
@@ -83,6 +81,9 @@ def _run(case: Case, report: CompileReport, generation: str) -> Run:
     run = Run(generation=generation, op=case.op, case=case.name, compiled=report.compiled)
     if report.failure is not None:
         return run.model_copy(update={"reason": report.failure.summary})
+    from ..analysis.simulator import simulation
+    from ..analysis.simulator.calibration import calibrated, load_calibration
+
     run = run.model_copy(update={"vmem_bytes": report.vmem_bytes})
     if generation not in calibrated():
         return run.model_copy(update={"reason": "not simulated: there are no recorded times to calibrate on"})

@@ -7,11 +7,14 @@ provides (``kernels.layers``).
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import IntegrationError
-from ..hub import install_kernel
-from ..hub.layout import METADATA_FILE
-from ..hub.metadata import Metadata, parse_json
+from ..hub import find_loaded, get_kernel
+
+if TYPE_CHECKING:
+    import torch
 
 LAYERS_KERNELS = (("tpu-kernels/rms-norm", 1), ("tpu-kernels/router", 1))
 LAYERS_POINT = "kernels.layers"
@@ -33,13 +36,29 @@ def register_layers() -> tuple[str, ...]:
     """
     if importlib.util.find_spec("kernels") is None:
         raise IntegrationError("stock kernels is not installed; install it with: pip install kernels")
-    from kernels import LocalLayerRepository, register_kernel_mapping
+    from kernels import register_kernel_mapping
 
     mapping = {}
     for repo_id, version in LAYERS_KERNELS:
-        variant = install_kernel(repo_id, version=version)
-        metadata = parse_json(Metadata, (variant / METADATA_FILE).read_bytes(), str(variant))
-        for name in metadata.tpu.provides.get(LAYERS_POINT, {}) if metadata.tpu else ():
-            mapping[name] = {"tpu": LocalLayerRepository(variant.parents[1], layer_name=name)}
+        loaded = find_loaded(get_kernel(repo_id, version=version))
+        assert loaded is not None
+        for name in loaded.metadata.tpu.provides.get(LAYERS_POINT, {}) if loaded.metadata.tpu else ():
+            mapping[name] = {"tpu": _Layer(repo_id, version, name)}
     register_kernel_mapping(mapping, inherit_mapping=True)
     return tuple(mapping)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer as stock's mappings hold it, loaded by this library: a build has one loader in a process."""
+
+    repo_id: str
+    version: int
+    layer_name: str
+
+    def load(self) -> type[torch.nn.Module]:
+        """The layer's class."""
+        layer: type[torch.nn.Module] = getattr(
+            get_kernel(self.repo_id, version=self.version).layers, self.layer_name
+        )
+        return layer
