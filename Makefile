@@ -31,7 +31,7 @@ test-cpu: $(READY)
 
 # The same ops, models and integrations on the real torch_tpu, emulated.
 test-emulated: $(READY)
-	TPU_KERNELS_EMULATE=1 $(BIN)/python -m pytest -m device -n $(JOBS) --dist loadfile
+	TPU_KERNELS_EMULATE=1 $(BIN)/python -m pytest -m "device and not slow" -n $(JOBS) --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
