@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.bench_simulated import GROUPED, describe, is_product, is_transposed
+from benchmarks.bench_simulated import GROUPED, describe, grouped_job, is_product, our_product
 from benchmarks.calibration.records import Record, load_records, parse_shape
 from tpu_kernels import analysis, get_kernel
 from tpu_kernels.analysis.simulator.calibration import calibrated, load_calibration
@@ -100,33 +100,26 @@ def spread(items: Sequence[Any], most: int | None) -> list[Any]:
 def _problem(kind: str, record: Record) -> Problem:
     calibration = load_calibration(record.generation)
     floor = record.roofline_ms(peak_tflops=calibration.peak_tflops, gbps=calibration.memory.attainable_gbps)
-    return Problem(kind, describe(record), _job(kind, record), floor, record.median_ms)
+    job = our_product(record) if kind == "forward" else _weight_gradient(record)
+    return Problem(kind, describe(record), job, floor, record.median_ms)
 
 
-def _job(kind: str, record: Record) -> analysis.Job:
+def _weight_gradient(record: Record) -> analysis.Job:
     import jax
 
     ragged_dot = get_kernel("tpu-kernels/ragged-dot", version=1).ragged_dot
-    sizes = record.group_sizes()
-    lhs, rhs = (
-        jax.ShapeDtypeStruct(parse_shape(record.arguments[name])[1], "bfloat16") for name in ("lhs", "rhs")
-    )
-    counts = jax.ShapeDtypeStruct((len(sizes),), "int32")
-    data = {"group_sizes": sizes}
-    if kind == "forward":
-        static = {"transpose_rhs": is_transposed(record)}
-        return analysis.Job(ragged_dot, (lhs, rhs, counts), record.generation, static, data)
+    groups = len(record.group_sizes())
 
     def weight_gradient(lhs: Any, gradient: Any, group_sizes: Any) -> Any:
         # (What is differentiated at does not enter the gradient of a product.)
-        rhs = jax.numpy.zeros((len(sizes), lhs.shape[1], gradient.shape[1]), lhs.dtype)
+        rhs = jax.numpy.zeros((groups, lhs.shape[1], gradient.shape[1]), lhs.dtype)
 
         def forward(rhs: Any) -> Any:
             return ragged_dot.jax_fn(lhs, rhs, group_sizes, tpu=record.generation, interpret=False)
 
         return jax.vjp(forward, rhs)[1](gradient)[0]
 
-    return analysis.Job(weight_gradient, (lhs, rhs, counts), record.generation, data=data)
+    return grouped_job(record, weight_gradient)
 
 
 def decode(generation: str, workloads: Iterable[str]) -> list[Problem]:

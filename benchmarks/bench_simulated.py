@@ -92,6 +92,7 @@ def problems(records: Iterable[Record], generation: str, families: Sequence[str]
 
 
 def is_product(record: Record) -> bool:
+    """Whether it is of rows and weights in bf16, and no gradient in the weights."""
     (kind, lhs), (_, rhs) = (parse_shape(record.arguments[name]) for name in ("lhs", "rhs"))
     return kind == "bf16" and len(lhs) == 2 and len(rhs) == 3
 
@@ -109,7 +110,7 @@ def contenders(measured: Sequence[Record]) -> list[Contender]:
         return [*recorded, Contender(first, "jax, splash attention", lambda: _jax_attention(first))]
     tiled = [record for record in measured if record.family == GROUPED[0]]
     return [
-        Contender(first, OURS, lambda: _ours(first)),
+        Contender(first, OURS, lambda: our_product(first)),
         *recorded,
         *(Contender(record, "jax, megablox", lambda record=record: _megablox(record)) for record in tiled),
     ]
@@ -123,11 +124,13 @@ def _arrays(record: Record, *names: str) -> list[Any]:
 
 
 def is_transposed(record: Record) -> bool:
+    """Whether the weights are stored as [groups, N, K]."""
     contracting, _ = record.arguments["ragged_dot_dimension_numbers"]["dot_dimension_numbers"]
     return contracting == [[1], [2]]
 
 
-def _grouped_job(record: Record, function: Any, **static: Any) -> analysis.Job:
+def grouped_job(record: Record, function: Any, **static: Any) -> analysis.Job:
+    """A function of a record's matrices and group sizes, on these."""
     import jax
 
     sizes = record.group_sizes()
@@ -135,11 +138,12 @@ def _grouped_job(record: Record, function: Any, **static: Any) -> analysis.Job:
     return analysis.Job(function, tuple(arrays), record.generation, static, {"group_sizes": sizes})
 
 
-def _ours(record: Record) -> analysis.Job:
+def our_product(record: Record) -> analysis.Job:
+    """A record's product by `ragged_dot`."""
     from tpu_kernels import get_kernel
 
     kernel = get_kernel("tpu-kernels/ragged-dot", version=1)
-    return _grouped_job(record, kernel.ragged_dot, transpose_rhs=is_transposed(record))
+    return grouped_job(record, kernel.ragged_dot, transpose_rhs=is_transposed(record))
 
 
 def _megablox(record: Record) -> analysis.Job:
@@ -155,7 +159,7 @@ def _megablox(record: Record) -> analysis.Job:
             lhs, rhs, group_sizes, lhs.dtype, tiling=tiles, transpose_rhs=is_transposed(record)
         )
 
-    return _grouped_job(record, gmm)
+    return grouped_job(record, gmm)
 
 
 def _jax_attention(record: Record) -> analysis.Job:

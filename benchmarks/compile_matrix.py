@@ -21,7 +21,7 @@ from rich.table import Table
 from tpu_kernels import get_kernel
 from tpu_kernels.analysis import CompileReport, compile_many
 from tpu_kernels.analysis.sizes import format_bytes
-from tpu_kernels.analysis.workload import Case, kernel_cases, parse_workload
+from tpu_kernels.analysis.workload import Case, declares_calls, every_case, parse_workload
 from tpu_kernels.hub import find_loaded
 
 INDEX = Path(__file__).parents[1] / "registry" / "index.json"
@@ -62,20 +62,18 @@ def _load(name: str) -> ModuleType:
 
 def has_cases(name: str) -> bool:
     """Whether a kernel says what a model's layer consists of: `calls(workload)` in its cases.py."""
-    return hasattr(getattr(_load(name), "cases", None), "calls")
+    return declares_calls(_load(name))
 
 
 def cells(kernels: Iterable[str], workloads: Sequence[str]) -> list[Cell]:
     """What is to be compiled of these kernels: all ops that have calls in the workloads."""
     found = []
-    for name in filter(has_cases, kernels):
+    for name in kernels:
         kernel = _load(name)
         for generation in _claimed(kernel):
             for workload in map(parse_workload, workloads):
-                ops = dict.fromkeys(call.op for call in kernel.cases.calls(workload))
-                for op in ops:
-                    cases = kernel_cases(kernel, workload, tpu=generation, op=op)
-                    found += [Cell(name.partition("/")[2], case, generation) for case in cases]
+                cases = every_case(kernel, workload, tpu=generation)
+                found += [Cell(name.partition("/")[2], case, generation) for case in cases]
     return found
 
 

@@ -209,6 +209,19 @@ class Case:
     job: Job
 
 
+def declares_calls(kernel: ModuleType) -> bool:
+    """Whether a kernel says what a model's layer consists of: `calls(workload)` in its `cases.py`."""
+    return hasattr(getattr(kernel, "cases", None), "calls")
+
+
+def every_case(kernel: ModuleType, workload: Workload, *, tpu: str) -> list[Case]:
+    """`kernel_cases` of each of the kernel's ops that has any; none where it declares no calls."""
+    if not declares_calls(kernel):
+        return []
+    ops = dict.fromkeys(call.op for call in kernel.cases.calls(workload))
+    return [case for op in ops for case in kernel_cases(kernel, workload, tpu=tpu, op=op)]
+
+
 def kernel_cases(kernel: ModuleType, workload: Workload, *, tpu: str, op: str | None = None) -> list[Case]:
     """The calls of a kernel's ops that a workload consists of.
 
@@ -224,12 +237,11 @@ def kernel_cases(kernel: ModuleType, workload: Workload, *, tpu: str, op: str | 
     Raises:
         AnalysisError: The kernel declares no calls, or none of that op for this workload.
     """
-    declared = getattr(getattr(kernel, "cases", None), "calls", None)
-    if declared is None:
+    if not declares_calls(kernel):
         raise AnalysisError(
             f"{kernel.__name__} declares no cases: its cases.py has no function calls(workload)"
         )
-    calls = declared(workload)
+    calls = kernel.cases.calls(workload)
     chosen = op or (calls[0].op if calls else None)
     those = [call for call in calls if call.op == chosen]
     if not those:

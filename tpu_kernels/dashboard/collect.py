@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import __version__, hub
 from ..analysis import CompileReport, compile_many
-from ..analysis.workload import Case, kernel_cases, parse_workload
+from ..analysis.workload import Case, every_case, parse_workload
 from ..bench.results import ArmResult, DecodeResult
 from ..errors import DashboardError, SimulationError
 from .facts import Facts, KernelFacts, ModelFacts, PeerFacts, Run, Status
@@ -64,17 +64,10 @@ def _kernel(
 
 
 def _runs(module: ModuleType, cases: Sequence[str], generation: str) -> list[Run]:
-    if not hasattr(getattr(module, "cases", None), "calls"):
-        return []
-    calls = [case for name in cases for case in _cases(module, name, generation)]
+    layers = map(parse_workload, cases)
+    calls = [case for layer in layers for case in every_case(module, layer, tpu=generation)]
     reports = compile_many([call.job for call in calls])
     return [_run(call, report, generation) for call, report in zip(calls, reports, strict=True)]
-
-
-def _cases(module: ModuleType, workload: str, generation: str) -> list[Case]:
-    layer = parse_workload(workload)
-    ops = dict.fromkeys(call.op for call in module.cases.calls(layer))
-    return [case for op in ops for case in kernel_cases(module, layer, tpu=generation, op=op)]
 
 
 def _run(case: Case, report: CompileReport, generation: str) -> Run:

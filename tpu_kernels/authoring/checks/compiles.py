@@ -9,7 +9,7 @@ from typing import Any
 from ...analysis import CompileReport, Job, compile_many
 from ...analysis.sizes import format_bytes
 from ...analysis.target import GENERATIONS
-from ...analysis.workload import benchmark_cases, kernel_cases, parse_workload
+from ...analysis.workload import benchmark_cases, declares_calls, kernel_cases, parse_workload
 from ...errors import AnalysisError
 from ..examples import Example
 from .report import Figure, Finding
@@ -77,7 +77,7 @@ def _jobs(subject: Subject, generation: str) -> list[tuple[str, Job]]:
     """The kernel's large calls; its small ones where it declares none, or only a part is looked at."""
     if not subject.quick:
         cases = benchmark_cases(subject.module, tpu=generation)
-        if not cases and hasattr(getattr(subject.module, "cases", None), "calls"):
+        if not cases and declares_calls(subject.module):
             cases = kernel_cases(subject.module, parse_workload(_WORKLOAD), tpu=generation)
         if cases:
             return [(f"{case.op} {case.name}", case.job) for case in cases]
