@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import importlib.util
 import itertools
 import logging
@@ -20,6 +19,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, get_args
 
 from ..errors import BenchmarkError, first_line
+from ..packages import computing_versions
 from .placement import place
 from .results import (
     STOCK,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 Observer = Callable[[str], None]
 """Told, before each of the `DecodeConfig.phases` runs of the model, what it is."""
-
-_PACKAGES = ("torch", "torch-tpu", "jax", "libtpu", "transformers", "tpu-kernels")
 
 
 def run(config: DecodeConfig, observe: Observer = lambda phase: None) -> DecodeResult:
@@ -77,7 +75,7 @@ def run(config: DecodeConfig, observe: Observer = lambda phase: None) -> DecodeR
         evidence=placement.evidence,
         device=placement.description,
         model=subject.description,
-        versions=_versions(),
+        versions={"python": platform.python_version()} | computing_versions(),
         started=started,
         arms=arms,
     )
@@ -292,14 +290,3 @@ def _first_difference(tokens: torch.Tensor, reference: torch.Tensor) -> Differen
         return None
     row, position = min(places, key=lambda place: (place[1], place[0]))
     return Difference(row, position)
-
-
-def _versions() -> dict[str, str | None]:
-    def version(package: str) -> str | None:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    packages = {package.replace("-", "_"): version(package) for package in _PACKAGES}
-    return {"python": platform.python_version()} | packages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from ..analysis import CompileReport, compile_many
 from ..analysis.workload import Case, every_case, parse_workload
 from ..bench.results import ArmResult, DecodeResult
 from ..errors import DashboardError, SimulationError
+from ..packages import installed
 from .facts import Facts, KernelFacts, ModelFacts, PeerFacts, Run, Status
 
 CASES = ("qwen3-30b-a3b:decode:8", "qwen3-30b-a3b:decode:64")
@@ -94,13 +94,8 @@ def _now() -> str:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"tpu-kernels": __version__}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {"tpu-kernels": __version__} | {name: installed(name) for name in _PACKAGES}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def read_checks(path: Path) -> tuple[str, dict[str, Status]]:

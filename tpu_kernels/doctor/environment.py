@@ -22,8 +22,8 @@ from ..hub.configuration import (
 )
 from ..hub.trust import FILE_VARIABLE, LIST_VARIABLE, Trust
 from ..log import LEVEL_VARIABLE
+from ..packages import installed
 from .finding import Finding
-from .packages import installed
 
 _SECTION = "environment"
 _PREFIX = "TPU_KERNELS_"

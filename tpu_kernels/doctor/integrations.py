@@ -14,8 +14,8 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from ..integrations.transformers import EXPERTS_KERNELS
+from ..packages import installed
 from .finding import Finding
-from .packages import installed
 
 _SECTION = "integrations"
 _DEADLINE = 180.0

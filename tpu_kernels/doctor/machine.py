@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import device
+from ..packages import installed
 from .finding import Finding
-from .packages import installed
 
 _SECTION = "machine"
 _NODES = re.compile(r"/dev/(?:vfio/\d+|accel\d+)")

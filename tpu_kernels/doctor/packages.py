@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from ..packages import installed
 from .finding import Finding, Level
 
 _SECTION = "packages"
@@ -53,14 +54,6 @@ def examine() -> Iterator[Finding]:
     yield _python(python)
     for name in _SHOWN:
         yield _package(name, needed, optional)
-
-
-def installed(distribution: str) -> str | None:
-    """The version of a distribution, None where it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def requirements_of(distribution: str, extra: str = "") -> dict[str, SpecifierSet]:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 
 from ..analysis.cache import cache_folder, read, write
+from ..packages import installed
 from .finding import Finding
-from .packages import installed
 
 _SECTION = "self-tests"
 _KIND = "selftest"

@@ -3,23 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 from importlib import resources
-
-_PACKAGES = ("torch", "torch-tpu", "jax", "libtpu", "transformers", "tpu-kernels")
-
-
-def versions() -> dict[str, str | None]:
-    """The installed versions that a projection depends on; None of what is not installed."""
-
-    def version(package: str) -> str | None:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    return {name.replace("-", "_"): version(name) for name in _PACKAGES}
 
 
 def fingerprint() -> str:

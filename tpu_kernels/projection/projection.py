@@ -15,10 +15,11 @@ from ..analysis.export import Program
 from ..analysis.simulator.calibration import Calibration, load_calibration
 from ..analysis.target import CompileTarget, parse_target
 from ..errors import AnalysisError, ProjectionError
+from ..packages import computing_versions
 from . import published
 from .calls import call_job
 from .config import read_config
-from .fingerprint import fingerprint, versions
+from .fingerprint import fingerprint
 from .plan import ParallelPlan, parse_plan
 from .process import export_in_process
 from .records import PUBLISHED, Answer, Arm, Request
@@ -77,7 +78,7 @@ def project(
     request = Request(
         config=config, tp=plan.tp, ep=plan.ep, arms=arms, batches=tuple(batches), context=context
     )
-    key = cache.digest(request.model_dump(mode="json"), target.topology, fingerprint(), versions())
+    key = cache.digest(request.model_dump(mode="json"), target.topology, fingerprint(), computing_versions())
     kept = cache.read("project", key, Projection.model_validate_json)
     if kept is not None:
         return kept.model_copy(update={"model": str(model)})
@@ -108,7 +109,7 @@ def project(
         published=f"{content['source']}; {content['setup']}" if comparisons else "",
         terms=tuple(term.source for term in (terms.interconnect, terms.hbm, terms.host)),
         error=calibration.mean_error,
-        versions=versions(),
+        versions=computing_versions(),
     )
     # A compiler that crashed or took too long may do better the next time.
     if not any(isinstance(each, str) for each in times.values()):
