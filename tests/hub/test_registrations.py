@@ -39,21 +39,6 @@ SWALLOWED = (
 )
 
 
-def test_stock_lets_a_second_version_change_the_first(
-    publish: Publish, serve: Serve, run_stock: RunPython
-) -> None:
-    for version in (1, 2):
-        publish(REPO, CUSTOM_OP.format(namespace="stock_fixed", factor=version), version=version)
-    script = f"""
-import kernels
-first = kernels.get_kernel({REPO!r}, version=1)
-assert first.scale(torch.ones(1)).item() == 1
-kernels.get_kernel({REPO!r}, version=2)
-assert first.scale(torch.ones(1)).item() == 2
-"""
-    run_stock(script, serve())
-
-
 @pytest.mark.parametrize(
     ("name", "template"), [("custom_op", CUSTOM_OP), ("library", LIBRARY), ("swallowed", SWALLOWED)]
 )
