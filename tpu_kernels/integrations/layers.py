@@ -16,7 +16,9 @@ from ..hub import find_loaded, get_kernel
 if TYPE_CHECKING:
     import torch
 
-LAYERS_KERNELS = (("tpu-kernels/rms-norm", 1), ("tpu-kernels/router", 1))
+LAYERS_KERNELS = tuple(
+    (f"tpu-kernels/{name}", 1) for name in ("gated-activation", "rms-norm", "rotary", "router")
+)
 LAYERS_POINT = "kernels.layers"
 
 
@@ -32,7 +34,7 @@ def register_layers() -> tuple[str, ...]:
     Example:
         >>> from tpu_kernels.integrations.layers import register_layers
         >>> register_layers()  # doctest: +SKIP
-        ('RMSNorm', 'RMSNormZeroCentered', 'SoftmaxTopKRouter')
+        ('SiluAndMul', ..., 'RMSNorm', 'RMSNormZeroCentered', 'rotary_pos_emb', 'SoftmaxTopKRouter')
     """
     if importlib.util.find_spec("kernels") is None:
         raise IntegrationError("stock kernels is not installed; install it with: pip install kernels")
