@@ -14,6 +14,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeRMSNorm, Qwen3_5MoeTopKRouter
 
+import tpu_kernels
 from tpu_kernels.integrations.layers import register_layers
 
 kernels = pytest.importorskip("kernels")
@@ -130,3 +131,32 @@ def test_a_gated_activation_is_replaced_and_computes_the_same(device):
         result.sin().sum().backward()
         found.append([result.detach().cpu(), given.grad.cpu()])
     torch.testing.assert_close(*found)
+
+
+def test_enable_replaces_a_models_layers_and_disable_gives_them_back(device, monkeypatch):
+    config = modeling_qwen3.Qwen3Config(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
+    model = modeling_qwen3.Qwen3ForCausalLM(config).eval()
+    tokens = torch.randint(0, 64, (2, 7))
+    expected = model(tokens).logits
+    model.to(device)
+    if not hasattr(modeling_qwen3.Qwen3RMSNorm, "kernel_layer_name"):
+        report = tpu_kernels.enable(model, layers=True)
+        assert "no layer of Qwen3ForCausalLM is kernelizable" in str(report)
+        # As transformers marks it where it knows the version of stock.
+        monkeypatch.setattr(modeling_qwen3.Qwen3RMSNorm, "kernel_layer_name", "RMSNorm", raising=False)
+
+    report = tpu_kernels.enable(model, layers=True)
+    assert "9 x RMSNorm" in report.layers
+    norm = model.model.norm
+    assert norm.forward.__func__.__module__.startswith("_rms_norm_tpu_")
+    torch.testing.assert_close(model(tokens.to(device)).logits.cpu(), expected, rtol=1e-4, atol=1e-4)
+    tpu_kernels.disable(model)
+    assert norm.forward.__func__ is modeling_qwen3.Qwen3RMSNorm.forward
