@@ -21,10 +21,10 @@ from . import reference
 
 # Elements of all heads of a token.
 MOST_ELEMENTS = 24576
-# Of a block of `q` and `k`. Four are in VMEM at a time, and every generation allows 16 MiB.
-_BLOCK_BYTES = 1 << 21
-# The fewest tokens that a block of bf16 may have.
-_LEAST = 16
+# Of a block of `q` and `k`. Four are in VMEM at a time, and as much again is spilt; every generation allows 16 MiB.
+_BLOCK_BYTES = 5 << 18
+# The fewest tokens that a block of bf16 may have; and what the width of a head is padded to.
+_LEAST, _LANES = 16, 128
 
 
 def rotary(
@@ -103,8 +103,8 @@ def _call(
     """Rotates arrays of four axes, of which `axis` is that of tokens."""
     (batch, *_), tokens, d = parts[0].shape, parts[0].shape[axis], parts[0].shape[3]
     heads = sum(part.shape[3 - axis] for part in parts)
-    fitting = _BLOCK_BYTES // (heads * d * parts[0].dtype.itemsize)
-    rows = min(1 << max(fitting, _LEAST).bit_length() - 1, tokens)
+    fitting = _BLOCK_BYTES // (heads * pl.cdiv(d, _LANES) * _LANES * parts[0].dtype.itemsize)
+    rows = min(max(fitting // _LEAST * _LEAST, _LEAST), tokens)
 
     def block(part: jax.Array) -> pl.BlockSpec:
         count = part.shape[3 - axis]
