@@ -23,7 +23,7 @@ LAYERS_KERNELS = tuple(
     (f"tpu-kernels/{name}", 1) for name in ("gated-activation", "rms-norm", "rotary", "router")
 )
 LAYERS_POINT = "kernels.layers"
-# Those that compiled programs gain by in some phase (docs/small-kernels.md), and lose by in none.
+# Those that compiled programs gain by, in decode or in prefill: docs/small-kernels.md.
 GAINING = ("RMSNorm", "RMSNormZeroCentered", "rotary_pos_emb", "SoftmaxTopKRouter")
 
 
