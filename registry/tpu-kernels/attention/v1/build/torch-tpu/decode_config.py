@@ -22,9 +22,9 @@ COMPILER_BYTES = 2 * MIB
 # Cores that share one device's grid.
 CORES = {"v4": 2, "v5e": 1, "v5p": 2, "v6e": 1, "tpu7x": 1}
 
-# Bytes of a group, and of all that is on its way: enough that the channel to HBM is busy while one is computed. The more
-# bytes come in a cycle, the more of them have to share the latency of a group's chain of operations; there an item also
-# has the keys that fill a matrix unit of 256 columns.
+# Bytes of a group, and of all that is on its way: enough that the channel to HBM is busy while one is computed. The
+# more bytes come in a cycle, the more of them have to share the latency of a group's chain of operations; there an item
+# also has the keys that fill a matrix unit of 256 columns.
 GROUP_BYTES = {"v4": MIB, "v5e": MIB, "v5p": MIB, "v6e": MIB, "tpu7x": 2 * MIB}
 LEAST_KEYS = {"v4": LANES, "v5e": LANES, "v5p": LANES, "v6e": LANES, "tpu7x": 2 * LANES}
 BLOCK_BYTES, RING_BYTES, MOST_GROUPS = MIB // 2, 12 * MIB, 8
