@@ -43,7 +43,8 @@ STEPS = {
 # What the pass is, and its blocks: several steps of held keys, whole tiles and edges, several heads, keys on lanes.
 PASSES = {
     "whole-tiles-and-edges": (
-        {"heads": 2, "kv_heads": 1, "queries": 200, "keys": 650, "dim": 128, "causal": True, "starts": [3], "ends": [640]},
+        {"heads": 2, "kv_heads": 1, "queries": 200, "keys": 650, "dim": 128, "causal": True, "starts": [3],
+         "ends": [640]},
         Blocks(128, 256, 128, 512, 2, 1, VMEM),
     ),
     "keys-on-lanes": (
@@ -51,7 +52,8 @@ PASSES = {
         Blocks(256, 128, 128, 128, 4, 2, VMEM),
     ),
     "window": (
-        {"heads": 2, "kv_heads": 2, "queries": 300, "keys": 300, "dim": 128, "value_dim": 64, "causal": True, "window": 100},
+        {"heads": 2, "kv_heads": 2, "queries": 300, "keys": 300, "dim": 128, "value_dim": 64, "causal": True,
+         "window": 100},
         Blocks(128, 256, 128, 256, 1, 1, VMEM),
     ),
 }  # fmt: skip
