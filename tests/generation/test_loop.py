@@ -3,7 +3,7 @@ import itertools
 
 import pytest
 import torch
-from transformers import TextIteratorStreamer
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TextIteratorStreamer
 
 import tpu_kernels
 from tpu_kernels.bench.tokenizer import build_tokenizer
@@ -213,13 +213,32 @@ def test_what_does_not_go_with_a_cache_is_refused_with_the_way_out(model, prompt
         tpu_kernels.generate(model, **prompts, chunk=100)
 
 
-def test_memory_that_does_not_suffice_is_an_error_of_the_device(model, prompts, monkeypatch):
-    def exhausted(*args, **kwargs):
-        raise RuntimeError("RESOURCE_EXHAUSTED: Attempting to allocate 16.00G")
-
-    monkeypatch.setattr(Programs, "decode", exhausted)
-    with pytest.raises(DeviceError, match=r"3 sequences of up to 24 tokens .*smaller batch"):
-        tpu_kernels.generate(model, **prompts, **GREEDY, max_new_tokens=4)
+def test_memory_that_does_not_suffice_is_an_error_of_the_device(device):
+    """A tebibyte for keys, which no allocator gives; what comes after it is as before."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=8192,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        eos_token_id=None,
+    )
+    model = Qwen3MoeForCausalLM(config).eval().to(device)
+    ids = torch.arange(4)[None]
+    fits = {**GREEDY, "max_new_tokens": 4}
+    expected = tpu_kernels.generate(model, ids, **fits)
+    cache = tpu_kernels.StaticCache(config, 1 << 22)
+    with pytest.raises(
+        DeviceError, match=r"up to 8 tokens .* in a cache of 4194304 positions; use a smaller"
+    ):
+        tpu_kernels.generate(model, ids, **fits, **over(cache))
+    assert cache.batch is None
+    assert torch.equal(tpu_kernels.generate(model, ids, **fits), expected)
 
 
 @pytest.mark.parametrize(
