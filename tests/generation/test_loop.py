@@ -8,7 +8,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TextIteratorStream
 import tpu_kernels
 from tpu_kernels.bench.tokenizer import build_tokenizer
 from tpu_kernels.errors import DeviceError, GenerationError, IntegrationError
-from tpu_kernels.generation import programs
+from tpu_kernels.generation import compilation, programs
 from tpu_kernels.generation.compilation import compile_step
 from tpu_kernels.generation.programs import Programs
 from tpu_kernels.generation.session import exact_pieces, padded_pieces
@@ -95,6 +95,18 @@ def test_sampling_settings_are_no_reason_to_compile(load, prompts, device):
             )
         assert torch.equal(*made)
     assert len(Programs.of(model).compilations) == (2 if device == "tpu" else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt-oss", "qwen3.5-moe"])
+def test_buffers_that_cannot_be_donated_make_the_same_tokens(load, prompts, device, family, monkeypatch):
+    """In pieces, with a penalty, and past the window: whatever the state can hold is exchanged."""
+    monkeypatch.setattr(compilation, "_donating_backend", lambda: None)
+    options = {**GREEDY, "max_new_tokens": 20, "repetition_penalty": 1.2}
+    expected = load(family).generate(**prompts, **options)
+    model = load(family, device)
+    for steps in (1, 8):
+        assert torch.equal(tpu_kernels.generate(model, **prompts, **options, chunk=16, steps=steps), expected)
 
 
 @pytest.mark.slow

@@ -137,6 +137,7 @@ def _compiled(step: Callable[..., Tensor], first: bool) -> Program:
     compiled = compile_step(_with_own_code(returning(step)))
 
     def run(state: State, *arguments: Tensor) -> Tensor:
+        result: Tensor
         result, changed = compiled(state, *arguments)
         state.take(changed)
         return result
