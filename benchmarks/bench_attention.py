@@ -165,14 +165,14 @@ def _training(attention: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def _simulated(jobs: Iterable[Job]) -> Profile | None:
+def _simulated(jobs: Iterable[Job], what: object) -> Profile | None:
     """The fastest of the jobs; None where none can be simulated."""
     found = []
     for job in jobs:
         try:
             found += simulate_many([job], workers=1)
         except TpuKernelsError as error:
-            Console(stderr=True).print(f"not run: {str(error).splitlines()[0][:160]}", markup=False)
+            Console(stderr=True).print(f"not run, {what}: {str(error).splitlines()[0][:160]}", markup=False)
     return min(found, key=lambda profile: profile.time_ms, default=None)
 
 
@@ -184,8 +184,8 @@ def rows_of(problem: Problem, tpu: str, gradient: bool, peers: bool) -> list[dic
         recorded = problem.recorded_ms(tpu, trains)
         if not peers and recorded is None:
             continue
-        ours = _simulated([problem.ours(tpu, trains)])
-        splash = _simulated(problem.splash(tpu, trains)) if peers else None
+        ours = _simulated([problem.ours(tpu, trains)], problem)
+        splash = _simulated(problem.splash(tpu, trains), problem) if peers else None
         times = [None if each is None else _pass_ms(each, trains) for each in (ours, splash)]
         rows.append(
             {

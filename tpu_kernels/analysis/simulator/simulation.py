@@ -129,6 +129,8 @@ def called_kernels(job: Job, report: CompileReport) -> list[CalledKernel]:
     calls = find_kernel_calls(bind(job.fn, job.args, job.static, target.generation), job.data, target)
     called = []
     for kernel, runs in _assigned(report, calls):
+        if kernel.instruction not in report.bundles:
+            raise SimulationError(f"the compiler wrote no schedule of {kernel.name} ({kernel.instruction})")
         # A kernel that is called twice on the same integers does the same.
         distinct = Counter((tuple(sorted(call.data.items())), call.copied) for call in runs)
         results = len(kernel.dims) - len(kernel.operands)

@@ -11,8 +11,8 @@ A step computes a tile, a block of queries of several heads on a block of keys, 
 values, ``v^T [E, keys] · weights [keys, queries]``, has the weights as the side that stays in the matrix unit: its
 whole width is used, where ``weights · v`` would use E columns of it::
 
-    for each head and chunk of keys, two products ahead of the softmax:
-        s = k · q^T, scaled, capped, masked where the tile needs it
+    for each chunk of keys, head and 256 queries, the products four such items ahead of the softmax:
+        s = k · q^T, capped, masked where the tile needs it; queries are scaled, once
         new maximum; w = 2 ** (s - maximum)
         sums = 2 ** (old maximum - maximum) * sums + [v^T; 1] · w
 

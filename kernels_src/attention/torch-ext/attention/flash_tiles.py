@@ -25,7 +25,7 @@ MOST_QUERIES, MOST_KEYS, MOST_HEADS, SIDE = 512, 512, 8, 256
 # Of float32: a product is six of bfloat16, and a program of that many would take the compiler minutes.
 MOST_QUERIES_F32, MOST_HEADS_F32 = 256, 2
 # Keys that are in vector memory, where not all have room.
-HELD = (16384, 4096, 1024, 512, 256, 128)
+HELD = (16384, 4096, 2048, 1024, 512, 256, 128)
 # Rows behind those of a value, of ones: the product with the weights then has their sums too.
 ONES = 16
 # The spans of a block of queries: chunks of keys that it needs; those that need no mask; the keys that it sees.
@@ -146,13 +146,15 @@ def _candidates(form: Form, limit: int) -> Iterator[Blocks]:
         heads = [(n * form.group, n) for n in several if n > 1] + heads
     queries = min(MOST_QUERIES if narrow else MOST_QUERIES_F32, round_up(form.queries, LANES))
     keys = min(MOST_KEYS, round_up(form.keys, LANES))
-    for most in (MOST_QUERIES, SIDE, LANES):
-        for together, of in heads:
-            wide = min(keys, most)
-            chunk = SIDE if wide % SIDE == 0 else LANES
-            whole = round_up(form.keys, wide)
-            for held in [whole, *(n for n in HELD if n < whole and n % wide == 0)]:
-                yield Blocks(min(queries, most), wide, chunk, held, together, of, limit)
+    # A step of one tile is the last resort: nothing runs beside its first products.
+    for tiles in (2, 1):
+        for most in (MOST_QUERIES, SIDE, LANES):
+            for together, of in heads:
+                wide = min(keys, most)
+                chunk = SIDE if wide % SIDE == 0 else LANES
+                whole = round_up(form.keys, wide)
+                for held in [whole, *(n for n in HELD if tiles * wide <= n < whole and n % wide == 0)]:
+                    yield Blocks(min(queries, most), wide, chunk, held, together, of, limit)
 
 
 def _divisors(number: int, most: int) -> list[int]:

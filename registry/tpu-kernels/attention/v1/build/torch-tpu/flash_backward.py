@@ -65,7 +65,7 @@ def vmem_bytes(form: Form, blocks: Blocks) -> int:
     of_query = blocks.heads * blocks.queries * (dims * form.itemsize + form.head_dim * (4 + 2 * 4))
     keys = blocks.kv_heads * round_up(form.keys, blocks.held)
     tile = blocks.kv_heads * blocks.keys * 3 * padded * form.itemsize
-    sums = keys * (dims * 4 + 2 * padded * form.itemsize)
+    sums = keys * (dims * 4 + padded * form.itemsize)
     return step_bytes(form, blocks, products=4 * AHEAD + 8) + of_query + tile + sums
 
 
@@ -232,7 +232,12 @@ def call(
     def whole(dim: int) -> pl.BlockSpec:
         """All keys of a step's kv heads."""
         shape = (dim, grid.keys) if form.key_turned(dim) else (grid.keys, dim)
-        return pl.BlockSpec((blocks.kv_heads, *shape), lambda b, h, *_: (b * grid.shape[1] + h, 0, 0))
+        return pl.BlockSpec(
+            (blocks.kv_heads, *shape),
+            lambda b, h, *_: (b * grid.shape[1] + h, 0, 0),
+            # Written once for all queries: a second buffer would hide nothing that counts.
+            pipeline_mode=pl.Buffered(1),
+        )
 
     return pl.pallas_call(
         functools.partial(_kernel, names=(*names, *scratch), grid=grid, exact=interpret is not False),
