@@ -2,10 +2,12 @@
 
     python -m benchmarks.bench_step_host --layers 48 --batch 1,64
 
-A model of Qwen3-30B-A3B's depth and number of experts, but narrow. What is measured is the difference between two
-requests of different lengths, over their difference in steps: prefill, whatever it takes, is in neither. Host time is
-the processor time of the thread that runs Python, which sleeps while it waits for a device: it is what carries over
-to a TPU, to another host's speed. Wall time is mostly XLA:CPU's computing, and is not.
+A model of Qwen3-30B-A3B's depth and number of experts, but narrow. A stopping criterion, which both loops ask after
+each token, is the clock: what is measured lies between two tokens of one request, without prefill, first and last
+dispatches. Host time is the processor time of the thread that runs Python, which sleeps while it waits for a device:
+it is what carries over to a TPU, to another host's speed. Wall time is mostly XLA:CPU's computing, and is not.
+
+The last rows are of a short and a long answer in the same cache: what a step costs does not grow with the length.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-SHORT, LONG = 113, 209  # new tokens: the first comes from prefill, the others are whole dispatches
-PROMPT = 32
+PROMPT, TOKENS = 32, 129
+SHORT, LONG = 129, 513
+FIRST, LAST = 17, -33  # of the tokens between which time is taken
 
 
 @dataclass(frozen=True)
@@ -33,24 +36,39 @@ class Cost:
     wall_ms: float
 
 
-def measure(run: Callable[[int], Any], repeats: int) -> Cost:
-    """The cost of a step of `run`, which is given a number of new tokens: of each length the fastest run counts."""
-    least = {}
-    for tokens in (SHORT, LONG):
-        run(tokens)  # compiles
-        host, wall = zip(*(_time(run, tokens) for _ in range(repeats)), strict=True)
-        least[tokens] = min(host), min(wall)
-    costs = [
-        1e3 * (long - short) / (LONG - SHORT) for short, long in zip(least[SHORT], least[LONG], strict=True)
-    ]
-    return Cost(*costs)
+class Clock:
+    """A stopping criterion that never stops, and notes the time."""
+
+    def __init__(self) -> None:
+        self.host: list[float] = []
+        self.wall: list[float] = []
+        self._nothing: Any = None
+
+    def __call__(self, ids: Any, scores: Any, **kwargs: Any) -> Any:
+        self.host.append(time.thread_time())
+        self.wall.append(time.perf_counter())
+        if self._nothing is None:
+            self._nothing = ids.new_zeros(ids.shape[0], dtype=bool)
+        return self._nothing
 
 
-def _time(run: Callable[[int], Any], tokens: int) -> tuple[float, float]:
-    gc.collect()
-    host, wall = time.thread_time(), time.perf_counter()
-    run(tokens)
-    return time.thread_time() - host, time.perf_counter() - wall
+Run = Callable[[int, Clock], Any]
+"""A request for a number of new tokens."""
+
+
+def measure(run: Run, repeats: int, tokens: int = TOKENS) -> tuple[Cost, Any]:
+    """The cost of a step, the fastest of several requests, and what they made."""
+    made = run(tokens, Clock())  # compiles
+    clocks = [Clock() for _ in range(repeats)]
+    for clock in clocks:
+        gc.collect()
+        run(tokens, clock)
+    host, wall = (
+        min(times[LAST] - times[FIRST] for times in (getattr(clock, name) for clock in clocks))
+        for name in ("host", "wall")
+    )
+    steps = tokens + LAST - FIRST
+    return Cost(1e3 * host / steps, 1e3 * wall / steps), made
 
 
 def build(layers: int) -> Any:
@@ -78,30 +96,35 @@ def build(layers: int) -> Any:
     return model
 
 
-def arms(model: Any, batch: int) -> dict[str, Callable[[int], Any]]:
-    """Requests for a number of new tokens, by the loop that serves them."""
+def prompts(batch: int) -> tuple[Any, dict[str, Any]]:
+    """Prompts, and what else every arm's `generate` is given."""
     import torch
 
+    ids = torch.randint(3, 250, (batch, PROMPT), generator=torch.Generator().manual_seed(0))
+    return ids, {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_length": None}
+
+
+def arms(model: Any, batch: int) -> dict[str, Run]:
+    """Requests by the loop that serves them."""
     import tpu_kernels
     from tpu_kernels.generation import compilation
     from tpu_kernels.generation.cache import bucket_length
 
-    ids = torch.randint(3, 250, (batch, PROMPT), generator=torch.Generator().manual_seed(0))
-    common = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_length": None}
-    # One bucket, so one graph, for both lengths, in every arm.
-    length = bucket_length(PROMPT + LONG)
+    ids, common = prompts(batch)
+    length = bucket_length(PROMPT + TOKENS)
 
-    def stock(tokens: int) -> Any:
-        return model.generate(
-            ids, max_new_tokens=tokens, cache_implementation="static", max_cache_len=length, **common
+    def stock(tokens: int, clock: Clock) -> Any:
+        options = {"cache_implementation": "static", "max_cache_len": length, **common}
+        return model.generate(ids, max_new_tokens=tokens, stopping_criteria=[clock], **options)
+
+    def ours(tokens: int, clock: Clock, **options: Any) -> Any:
+        return tpu_kernels.generate(
+            model, ids, max_new_tokens=tokens, stopping_criteria=[clock], **options, **common
         )
 
-    def ours(tokens: int) -> Any:
-        return tpu_kernels.generate(model, ids, max_new_tokens=tokens, **common)
-
-    def public(tokens: int) -> Any:
+    def public(tokens: int, clock: Clock) -> Any:
         with mock.patch.object(compilation, "_donating_backend", return_value=None):
-            return tpu_kernels.generate(model, ids, max_new_tokens=tokens, steps=1, **common)
+            return ours(tokens, clock, steps=1)
 
     return {
         "transformers' loop, static cache": stock,
@@ -110,10 +133,33 @@ def arms(model: Any, batch: int) -> dict[str, Callable[[int], Any]]:
     }
 
 
+def in_one_cache(model: Any) -> Run:
+    """Requests of one sequence, of any number of tokens up to the longest, so all by the same graphs."""
+    import tpu_kernels
+
+    ids, common = prompts(1)
+    cache = tpu_kernels.StaticCache(model.config, PROMPT + LONG)
+
+    def ours(tokens: int, clock: Clock) -> Any:
+        cache.reset()
+        options = {"past_key_values": cache, **common}
+        return tpu_kernels.generate(model, ids, max_new_tokens=tokens, stopping_criteria=[clock], **options)
+
+    return ours
+
+
+def forget(model: Any) -> None:
+    """Drops what was compiled for `model`, so that each arm is as if alone."""
+    import torch
+
+    torch._dynamo.reset()
+    vars(model).pop("_tpu_kernels_programs", None)
+
+
 def main(
     layers: Annotated[int, typer.Option(help="Of the model; Qwen3-30B-A3B has 48.")] = 48,
     batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,64",
-    repeats: Annotated[int, typer.Option(help="Measurements, of which the least counts.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Requests, of which the fastest counts.")] = 3,
 ) -> None:
     """Measure the host time of a decode step."""
     from tpu_kernels import emulation
@@ -130,28 +176,20 @@ def main(
     for column in ("loop", "batch", "host ms", "of stock", "wall ms", "same tokens"):
         table.add_column(column, justify="left" if column == "loop" else "right")
     for size in map(int, batch.split(",")):
-        requests = arms(model, size)
-        reference = None
-        for name, request in requests.items():
-            torch._dynamo.reset()
-            vars(model).pop("_tpu_kernels_programs", None)
-            cost = measure(request, repeats)
-            tokens = request(SHORT)
-            if reference is None:
-                reference = cost, tokens
-            share = f"1/{reference[0].host_ms / cost.host_ms:.1f}"
-            same = "yes" if torch.equal(tokens, reference[1]) else "no"
+        stock = None
+        for name, run in arms(model, size).items():
+            forget(model)
+            cost, tokens = measure(run, repeats)
+            stock = stock or (cost, tokens)
+            share = f"1/{stock[0].host_ms / cost.host_ms:.1f}"
+            same = "yes" if torch.equal(tokens, stock[1]) else "no"
             table.add_row(name, str(size), f"{cost.host_ms:.3f}", share, f"{cost.wall_ms:.3f}", same)
-            print(
-                name,
-                size,
-                cost,
-                share,
-                same,
-                *map(str, Programs.of(model).compilations),
-                sep="\n  ",
-                flush=True,
-            )
+            print(name, size, cost, share, same, *Programs.of(model).compilations, sep="\n  ", flush=True)
+    forget(model)
+    run = in_one_cache(model)
+    for length in (SHORT, LONG):
+        cost, _ = measure(run, repeats, length)
+        table.add_row(f"ours, {length} tokens", "1", f"{cost.host_ms:.3f}", "", f"{cost.wall_ms:.3f}", "")
     Console().print(table)
 
 

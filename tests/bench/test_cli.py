@@ -127,3 +127,21 @@ def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "argv", ["tpu-kernels", *DECODE])
     with pytest.raises(ZeroDivisionError):
         cli.main()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("lammps_jax_pjrt_cpu") is None, reason="needs the emulation extra")
+@pytest.mark.parametrize("family", ["gpt-oss", "gemma4"])
+def test_sliding_windows_are_compiled_by_our_loop_only(family: str, tmp_path: Path) -> None:
+    """transformers' static cache is another graph in each step, until torch gives up and runs it op by op."""
+    report = tmp_path / "result.json"
+    command = [sys.executable, "-c", "from tpu_kernels.cli import main; main()", "bench", "decode"]
+    command += ["--model", f"preset:{family}", "--device", "emulated", "--experts", "stock,stock+loop"]
+    command += ["--batch", "1", "--prompt-length", "30", "--new-tokens", "16", "--repeats", "1"]
+    subprocess.run([*command, "--json", str(report)], timeout=550, check=True)
+    stock, ours = (arm["measurement"] for arm in json.loads(report.read_text())["arms"])
+    assert stock["recompile_limit_hit"]
+    assert stock["graphs"] >= 8
+    assert not ours["recompile_limit_hit"]
+    assert (ours["graphs"], ours["late_graphs"]) == (2, 0)
+    assert ours["difference"] is None

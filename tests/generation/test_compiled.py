@@ -1,11 +1,16 @@
-"""What the TPU compiler makes of a loop of decode steps over donated caches, with the attention kernel in it.
+"""What compilers make of a loop of decode steps over donated caches.
 
-The loop has the form of `steps.make_decode`, in JAX, because on the emulated device kernels are interpreted.
+For v6e the loop is one in JAX, of the form of `steps.make_decode`, with the attention kernel in it, because on the
+emulated device kernels are interpreted.
 """
 
 import functools
 import importlib
+import os
 import re
+import subprocess
+import sys
+from importlib.util import find_spec
 
 import jax
 import jax.export
@@ -68,3 +73,25 @@ def test_no_copy_of_the_cache_on_v6e():
     one = BATCH * HEADS * LENGTH * DIM * 2
     assert outcome.temporary_bytes < one
     assert outcome.alias_bytes >= len(caches) * one
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("lammps_jax_pjrt_cpu") is None, reason="needs the emulation extra")
+def test_no_copy_of_the_cache_on_the_emulated_device(tmp_path):
+    """In the program of the loop itself, as XLA writes it down in a process of its own."""
+    command = [sys.executable, "-c", "from tpu_kernels.cli import main; main()", "bench", "decode"]
+    command += ["--model", "preset:qwen3-moe", "--device", "emulated", "--experts", "stock+loop"]
+    command += ["--batch", "3", "--prompt-length", "20", "--new-tokens", "16", "--repeats", "1"]
+    subprocess.run(
+        command,
+        env=os.environ | {"XLA_FLAGS": f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"},
+        timeout=500,
+        check=True,
+    )
+    programs = [path.read_text() for path in tmp_path.glob("*cpu_after_optimizations.txt")]
+    [loop] = [program for program in programs if " while(" in program and "input_output_alias" in program]
+    layers, cache = 2, r"f32\[3,2,64,32\]"
+    # Token, finished, position, keys and values.
+    assert loop.splitlines()[0].count("may-alias") == 3 + 2 * layers
+    assert len(re.findall(rf"ROOT \S+ = {cache}\S* dynamic-update-slice\(", loop)) == 2 * layers
+    assert not re.findall(rf"= \(?{cache}\S* copy(?:-start)?\(", loop)

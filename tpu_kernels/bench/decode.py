@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, get_args
 from ..errors import BenchmarkError, first_line
 from ..packages import computing_versions
 from .placement import place
+from .ranks import plan_of
 from .results import (
     STOCK,
     ArmResult,
@@ -62,7 +63,7 @@ def run(config: DecodeConfig, observe: Observer = lambda phase: None) -> DecodeR
             "benchmarks need transformers, which is not installed; install tpu-kernels[bench]"
         )
     _check_values(config)
-    placement = place(config.device)
+    placement = place(config.device, plan_of(config))
     started = datetime.now(UTC).isoformat(timespec="seconds")
     outcomes: dict[tuple[str, int], _Outcome | str] = {}
     with experts_registered(config.experts):

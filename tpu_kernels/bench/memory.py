@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import BenchmarkError
+from ..projection.plan import ONE_CHIP, ParallelPlan
+from ..projection.sharding import shard
 
 if TYPE_CHECKING:
     import torch
@@ -16,13 +18,14 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-def weight_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
-    """Bytes of the weights and buffers of the causal language model that `config` describes."""
+def weight_bytes(config: PreTrainedConfig, dtype: torch.dtype, plan: ParallelPlan = ONE_CHIP) -> int:
+    """Bytes of the weights and buffers of the causal language model that `config` describes; of a rank of `plan`."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    shard(model, plan)
     return sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
 
 
@@ -49,11 +52,12 @@ def check_fits(
     dtype: torch.dtype,
     capacity: int,
     device: str,
+    plan: ParallelPlan = ONE_CHIP,
 ) -> None:
-    """Refuses a batch whose weights and cache alone exceed `capacity` bytes. Activations come on top."""
-    weights = weight_bytes(config, dtype)
+    """Refuses a batch whose weights and cache alone exceed `capacity` bytes of a rank. Activations come on top."""
+    weights = weight_bytes(config, dtype, plan)
     batch = max(batches)
-    cache = cache_bytes(config, batch, length, dtype)
+    cache = cache_bytes(config, batch, length, dtype) // plan.tp
     if weights + cache <= capacity:
         return
     room = (capacity - weights) // (cache // batch) if cache else 0

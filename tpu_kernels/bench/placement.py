@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from .. import device, emulation
 from ..errors import DeviceError, EmulationError
 from ..log import get_logger
+from ..projection.plan import ONE_CHIP, ParallelPlan
 from . import memory
 from .results import DeviceChoice, Evidence
 
@@ -21,29 +23,43 @@ class Placement:
         torch_device: What `Tensor.to` takes.
         evidence: What figures from it are worth.
         description: In words.
+        plan: How it shares a model with the devices of other ranks.
     """
 
     torch_device: str
     evidence: Evidence
     description: str
+    plan: ParallelPlan = ONE_CHIP
 
     def memory_bytes(self) -> int | None:
-        """Bytes of memory that weights and cache can use; None if unknown."""
+        """Bytes of memory that weights and cache of a rank can use; None if unknown."""
         if self.evidence != "measured":
-            return memory.host_bytes()
+            free = memory.host_bytes()
+            return None if free is None else free // self.plan.chips
         from torch_tpu._internal.utils import hardware
 
         size: int | None = hardware.get_hbm_bytes_per_device()
         return size
 
 
-def place(choice: DeviceChoice) -> Placement:
-    """Readies the device that `choice` names in this process.
+def place(choice: DeviceChoice, plan: ParallelPlan = ONE_CHIP) -> Placement:
+    """Readies the device that `choice` names in this process, a rank of `plan`.
 
     Example:
         >>> place("cpu").evidence
         'cpu'
     """
+    if plan.chips == 1:
+        return _place(choice)
+    # Emulated devices cannot exchange anything.
+    alone = "cpu" if choice == "auto" and device.current().kind != "tpu" else choice
+    placement = _place(alone)
+    return dataclasses.replace(
+        placement, plan=plan, description=f"{placement.description}, {plan} over {plan.chips} ranks"
+    )
+
+
+def _place(choice: DeviceChoice) -> Placement:
     if choice == "cpu":
         return _cpu()
     if choice == "emulated":

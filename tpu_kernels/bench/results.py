@@ -45,6 +45,7 @@ class DecodeConfig:
         prompt_file: UTF-8 text the prompts are cut from; the built-in text if None.
         device: Where to run; ``auto`` takes a TPU, else the emulated device, else the CPU.
         dtype: Of weights and cache; ``auto`` is the checkpoint's own.
+        parallel: The plan over ranks, such as ``ep2``; ``tp1`` is one process. As for `tpu_kernels.distributed_config`.
     """
 
     model: str
@@ -56,6 +57,7 @@ class DecodeConfig:
     prompt_file: Path | None = None
     device: DeviceChoice = "auto"
     dtype: DtypeChoice = "auto"
+    parallel: str = "tp1"
 
     @property
     def phases(self) -> int:

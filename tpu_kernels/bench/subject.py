@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import BenchmarkError, TpuKernelsError, first_line
+from ..integrations.distributed import distributed_config
 from ..integrations.transformers import disable, enable, is_dispatched
+from ..projection.plan import ONE_CHIP, ParallelPlan
 from . import memory, presets, prompts
 from .placement import Placement
 from .results import STOCK, DecodeConfig, split_arm
@@ -117,8 +119,10 @@ def load(config: DecodeConfig, placement: Placement) -> Subject:
         }
         capacity = placement.memory_bytes()
         if capacity is not None:
-            memory.check_fits(model_config, config.batches, length, dtype, capacity, placement.description)
-        model = _model(source, dtype, placement.torch_device)
+            memory.check_fits(
+                model_config, config.batches, length, dtype, capacity, placement.description, placement.plan
+            )
+        model = _model(source, dtype, placement.torch_device, placement.plan)
 
     # The checkpoint's sampling and end-of-text defaults would change what a step does and how many there are.
     model.generation_config = GenerationConfig()
@@ -147,9 +151,14 @@ def load_model(name: str, dtype: str, device: str) -> PreTrainedModel:
         )
 
 
-def _model(source: str | Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
+def _model(
+    source: str | Path, dtype: torch.dtype, device: str, plan: ParallelPlan = ONE_CHIP
+) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
+    if plan.chips > 1:
+        split = distributed_config(source, str(plan))
+        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, distributed_config=split).eval()
     model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device).eval()
     # Moving to a TPU replaces each module's parameters, and so parts an embedding from its tied head.
     model.tie_weights()

@@ -18,6 +18,7 @@ from ..bench.html import page
 from ..bench.output import check_writable, write_result
 from ..bench.plot import check_available, draw
 from ..bench.presets import PRESETS
+from ..bench.ranks import is_first
 from ..bench.report import render
 from ..bench.results import DecodeConfig, DecodeResult, DeviceChoice, DtypeChoice
 from ..errors import BenchmarkError
@@ -54,6 +55,9 @@ def decode(
         str, typer.Option(help="auto, tpu, emulated or cpu. Only tpu gives speeds of a TPU.")
     ] = "auto",
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32 or bfloat16.")] = "auto",
+    parallel: Annotated[
+        str, typer.Option(help="ep8, tp8: a plan over ranks, under tpu-kernels run; tp1: one process.")
+    ] = "tp1",
     json: Annotated[
         Path | None, typer.Option(help="Write everything, raw samples included, to this file.")
     ] = None,
@@ -78,9 +82,12 @@ def decode(
         # `run` refuses, by name, a choice that is not one.
         device=cast(DeviceChoice, device),
         dtype=cast(DtypeChoice, dtype),
+        parallel=parallel,
     )
     with _progress(config) as observe:
         result = run(config, observe)
+    if not is_first():
+        return
     _print(render(result))
     if json is not None:
         write_result(json, result.to_json().encode())
@@ -122,7 +129,7 @@ def _progress(config: DecodeConfig) -> Iterator[Callable[[str], None]]:
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not (console.is_terminal and is_first()),
     )
     task = bar.add_task("", total=config.phases)
     announced = 0

@@ -182,6 +182,16 @@ class StaticCache(transformers.StaticCache):  # type: ignore[misc]
                 held += [*layer.conv_states.values(), *layer.recurrent_states.values()]
         return [tensor for tensor in held if tensor is not None]
 
+    def take(self, tensors: list[Tensor]) -> None:
+        """Holds `tensors` in the places of `tensors()`."""
+        rest = iter(tensors)
+        for layer in self.layers:
+            if isinstance(layer, AttentionLayer) and layer.is_initialized:
+                layer.keys, layer.values = next(rest), next(rest)
+            if isinstance(layer, LinearAttentionLayer):
+                for states in (layer.conv_states, layer.recurrent_states):
+                    states.update({place: next(rest) for place, held in states.items() if held is not None})
+
     def over(self, tensors: list[Tensor], length: Tensor) -> StaticCache:
         """A cache like this one around other tensors, in the order of `tensors`, e.g. the carry of a loop."""
         return _Over(self, tensors, length)

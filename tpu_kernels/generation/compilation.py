@@ -17,22 +17,28 @@ def compile_step(
     """Compiles `function` for device tpu, for good: who calls it answers for the same shapes and structure each time.
 
     Checking them is most of a small step's host time, so no guards are kept. Tensors that `function` writes to are
-    donated; else XLA copies each of them in every call, key/value caches first of all.
+    donated where torch_tpu `donates`; else XLA copies each of them in every call, key/value caches first of all.
 
     Args:
       function: what to compile.
       on_compiled: is given torch_tpu's `TpuCompileDebug` of each graph, with its StableHLO.
     """
-    backend = _donating_backend()
-    if backend is None:
-        warn_once("this torch_tpu does not let buffers be donated: each call copies the key/value cache")
     options: dict[str, Any] = {
         "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
         # A graph without donation may be in torch's cache on disk, under the same key.
         "serializable": False,
         "debug_callback": on_compiled,
     }
-    return torch.compile(function, backend=backend or "tpu", fullgraph=True, dynamic=False, options=options)
+    backend = _donating_backend() or "tpu"
+    return torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
+
+
+def donates() -> bool:
+    """Whether this torch_tpu lets buffers be donated; where not, the log says what that costs."""
+    possible = _donating_backend() is not None
+    if not possible:
+        warn_once("this torch_tpu does not let buffers be donated: each call copies the key/value cache")
+    return possible
 
 
 @functools.cache

@@ -110,7 +110,7 @@ def decode(
     ours = cache if isinstance(cache, StaticCache) else None
     mask = model_kwargs.get("attention_mask")
     try:
-        with _memory_errors(input_ids, generation_config):
+        with _memory_errors(input_ids, generation_config, ours):
             session = Session(
                 model,
                 input_ids.cpu(),
@@ -124,6 +124,8 @@ def decode(
             try:
                 session.start()
             except TorchDynamoException as error:
+                if _is_of_memory(error):
+                    raise
                 if ours is not None:
                     ours.release()
                 return stock(f"the model's step cannot be compiled as one graph ({first_line(error)})")
@@ -201,14 +203,21 @@ def _stock_loop(config: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _memory_errors(ids: Tensor, config: Any) -> Iterator[None]:
+def _memory_errors(ids: Tensor, config: Any, cache: StaticCache | None) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error).lower():
+        if not _is_of_memory(error):
             raise
         batch, columns = ids.shape
+        given = "" if cache is None else f" in a cache of {cache.max_cache_len} positions"
         raise DeviceError(
             f"the device's memory does not suffice for {batch} sequences of up to {config.max_length} tokens "
-            f"({columns} of them prompt); use a smaller batch, fewer new tokens or a smaller chunk"
+            f"({columns} of them prompt){given}; use a smaller batch, fewer new tokens, a shorter cache or a smaller "
+            "chunk"
         ) from error
+
+
+def _is_of_memory(error: RuntimeError) -> bool:
+    said = str(error).lower()
+    return any(sign in said for sign in ("resource_exhausted", "out of memory", "can't allocate memory"))

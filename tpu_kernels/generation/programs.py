@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .compilation import compile_step
+from .compilation import compile_step, donates
 from .sampling import Sampling
-from .steps import Forward, State, make_decode, make_prefill
+from .steps import Forward, State, make_decode, make_prefill, returning
 
 Program = Callable[..., Tensor]
 """What `steps` makes, a function of the state first of all, compiled."""
@@ -110,7 +110,7 @@ class Programs:
         )
         program = self._compiled.get(key)
         if program is None:
-            return functools.partial(self._compile, key, compile_step(_with_own_code(make())))
+            return functools.partial(self._compile, key, _compiled(make(), first=step == "first prefill"))
         return program
 
     def _compile(self, key: Key, program: Program, *arguments: Any) -> Tensor:
@@ -128,6 +128,21 @@ class Programs:
     def _cause(self, key: Key) -> str:
         others = [other for other in self._compiled if other.step == key.step]
         return min((_difference(key, other) for other in others), key=len, default="the first of its kind")
+
+
+def _compiled(step: Callable[..., Tensor], first: bool) -> Program:
+    """`step`, compiled. The `first` makes the tensors of the cache, and writes to few others."""
+    if first or donates():
+        return compile_step(_with_own_code(step))
+    compiled = compile_step(_with_own_code(returning(step)))
+
+    def run(state: State, *arguments: Tensor) -> Tensor:
+        result: Tensor
+        result, changed = compiled(state, *arguments)
+        state.take(changed)
+        return result
+
+    return run
 
 
 def _difference(key: Key, other: Key) -> str:

@@ -59,6 +59,14 @@ class State:
         cache = self.cache.over(held, length)
         return State(cache, token, finished, seen, self.valid, self.padding, self.ends, self.settings)
 
+    def take(self, changing: list[Tensor]) -> None:
+        """Holds other tensors in the places of `changing`."""
+        self.token, self.finished, *rest = changing
+        if self.seen is not None:
+            self.seen = rest.pop(0)
+        self.cache.cursor.length, *held = rest
+        self.cache.take(held)
+
 
 class Forward:
     """A model's forward over a `StaticCache`."""
@@ -165,3 +173,14 @@ def make_decode(forward: Forward, form: Sampling, scanned: bool) -> Callable[...
         return tokens
 
     return decode_scanned if scanned else decode
+
+
+def returning(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, list[Tensor]]]:
+    """`step` as one that writes to nothing: beside its result it returns what it has made of the state, for
+    `State.take`. Where buffers are not donated, that spares the host a copy of each."""
+
+    def pure(state: State, *arguments: Tensor) -> tuple[Tensor, list[Tensor]]:
+        here = state.over([tensor.clone() for tensor in state.changing()])
+        return step(here, *arguments), here.changing()
+
+    return pure

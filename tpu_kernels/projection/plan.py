@@ -39,6 +39,9 @@ class ParallelPlan:
         return "".join(f"{name}{n}" for name, n in (("tp", self.tp), ("ep", self.ep)) if n > 1) or "tp1"
 
 
+ONE_CHIP = ParallelPlan()
+
+
 def parse_plan(name: str) -> ParallelPlan:
     """Reads `ep8`, `tp8`, `tp4ep2`; `tp1` is one chip.
 

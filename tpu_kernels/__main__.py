@@ -1,0 +1,5 @@
+"""``python -m tpu_kernels``: the command line."""
+
+from .cli import main
+
+main()
