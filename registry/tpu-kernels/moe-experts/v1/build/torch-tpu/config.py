@@ -23,8 +23,8 @@ COMPILER_SHARE, COMPILER_BYTES = 1 / 16, 4 * MIB
 
 # A piece is about this long on the memory channel of a core (bytes a second): long enough that starting its DMA costs
 # little beside it, short enough that little is left to do once the last one is there, a piece of down. For its
-# bandwidth a v5p or TPU7x has more to do with it, but for many tokens, what a piece itself costs is more again. So much is to
-# be on its way that a slow start of a piece is not felt.
+# bandwidth a v5p or TPU7x has more to do with it; but for many tokens, what a piece itself costs is more again.
+# So much is to be on its way that a slow start of a piece is not felt.
 GATE_UP_SECONDS = {"v4": 2e-6, "v5e": 2e-6, "v5p": 1e-6, "v6e": 2e-6, "tpu7x": 1e-6}
 MANY_TOKENS_SECONDS, DOWN_SECONDS = 2e-6, 0.75e-6
 SECONDS_AHEAD, MOST_AHEAD = 6e-6, 4  # experts
