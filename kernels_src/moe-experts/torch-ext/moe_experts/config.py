@@ -22,10 +22,11 @@ VMEM_SHARE = 0.875
 COMPILER_SHARE, COMPILER_BYTES = 1 / 16, 4 * MIB
 
 # A piece is about this long on the memory channel of a core (bytes a second): long enough that starting its DMA costs
-# little beside it, short enough that little is left to do once the last one is there, a piece of down; a v5p or TPU7x
-# has more to do for its bandwidth. So much is to be on its way that a slow start of a piece is not felt.
+# little beside it, short enough that little is left to do once the last one is there, a piece of down. For its
+# bandwidth a v5p or TPU7x has more to do with it; but for many tokens, what a piece itself costs is more again.
+# So much is to be on its way that a slow start of a piece is not felt.
 GATE_UP_SECONDS = {"v4": 2e-6, "v5e": 2e-6, "v5p": 1e-6, "v6e": 2e-6, "tpu7x": 1e-6}
-DOWN_SECONDS = 0.75e-6
+MANY_TOKENS_SECONDS, DOWN_SECONDS = 2e-6, 0.75e-6
 SECONDS_AHEAD, MOST_AHEAD = 6e-6, 4  # experts
 SLOT_SHARES = ((0.75, 1.0), (0.5, 1.0), (0.5, 0.5), (0.25, 0.25), (0.125, 0.125), (0.0, 0.0))
 # Of the columns of a piece of gate_up: where gate and up alternate, half as many are left of them.
@@ -85,12 +86,13 @@ def _candidates(shape: Shape, tpu: str, rows: int, limit: int) -> Iterator[Confi
     gate_up_row, down_row = (int(k * shape.weight_bits / 8) for k in (shape.hidden, shape.intermediate))
     an_expert = shape.gate_up_columns * gate_up_row + shape.hidden * down_row
     ahead = min(pl.cdiv(int(SECONDS_AHEAD * BANDWIDTH[tpu]), an_expert), MOST_AHEAD)
+    gate_up_seconds = MANY_TOKENS_SECONDS if rows == ROWS else GATE_UP_SECONDS[tpu]
     shrink = 1.0
     while True:
         piece_bytes = BANDWIDTH[tpu] * shrink
         gate_up_columns, down_columns = (
             min(seconds * piece_bytes / row, BLOCK if shape.mxfp4 else math.inf)
-            for seconds, row in ((GATE_UP_SECONDS[tpu], gate_up_row), (DOWN_SECONDS, down_row))
+            for seconds, row in ((gate_up_seconds, gate_up_row), (DOWN_SECONDS, down_row))
         )
         gate_up_piece, gate_up_pieces = _pieces(shape.gate_up_columns, gate_up_columns, GATE_UP_MULTIPLE)
         down_piece, down_pieces = _pieces(shape.hidden, down_columns, LANES)
