@@ -3,6 +3,7 @@
 python -m benchmarks.bench_attention                                # v6e, 8K causal, 32 query and 4 kv heads
 python -m benchmarks.bench_attention --tpu v5e,tpu7x --shape 32x8x8192x128,24x24x4096x64:full
 python -m benchmarks.bench_attention --no-gradient
+python -m benchmarks.bench_attention --tpu tpu7x --recorded         # ours beside every recorded time of splash
 
 XLA's dense attention is no peer here: only Pallas kernels can be simulated. Recorded times are others', of real TPUs.
 """
@@ -46,7 +47,7 @@ class Problem:
     """One attention layer's pass over a sequence.
 
     Attributes:
-      heads, kv_heads, length, dim: Hq, H, L and D.
+      heads, kv_heads, length, dim, value_dim: Hq, H, L, D and E.
       causal: a token sees itself and those before.
     """
 
@@ -54,6 +55,7 @@ class Problem:
     kv_heads: int
     length: int
     dim: int
+    value_dim: int
     causal: bool
 
     @classmethod
@@ -62,19 +64,38 @@ class Problem:
         match = re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)(:full)?", text)
         if match is None:
             raise typer.BadParameter(f"{text!r} is no shape; give heads x kv heads x length x head dimension")
-        return cls(*(int(number) for number in match.groups()[:4]), causal=match[5] is None)
+        heads, kv_heads, length, dim = (int(number) for number in match.groups()[:4])
+        return cls(heads, kv_heads, length, dim, dim, causal=match[5] is None)
+
+    @classmethod
+    def recorded(cls, tpu: str) -> list[Problem]:
+        """Those that there are recorded times for, shortest first."""
+        found = set()
+        for record in load_records():
+            if record.generation == tpu and record.op in RECORDED.values():
+                (heads, queries, dim), (kv_heads, keys, _), (_, _, value_dim) = (
+                    parse_shape(record.arguments[name])[1] for name in "qkv"
+                )
+                if queries == keys:
+                    causal = record.arguments["mask"]["is_causal"]
+                    found.add(cls(heads, kv_heads, keys, dim, value_dim, causal))
+        return sorted(found, key=lambda problem: problem.flops(gradient=False))
 
     def __str__(self) -> str:
-        return f"{self.heads}/{self.kv_heads} heads, {self.length}, D {self.dim}, {'causal' if self.causal else 'full'}"
+        dim = f"D {self.dim}" if self.dim == self.value_dim else f"D {self.dim}, E {self.value_dim}"
+        return (
+            f"{self.heads}/{self.kv_heads} heads, {self.length}, {dim}, {'causal' if self.causal else 'full'}"
+        )
 
     def flops(self, gradient: bool) -> float:
         """Of the products that a pass, or its gradient, cannot do without."""
         pairs = self.heads * visible_pairs(self.length, self.length, self.causal, None)
-        return 2.0 * (5 if gradient else 2) * pairs * self.dim
+        return 2.0 * pairs * ((3 if gradient else 1) * self.dim + (2 if gradient else 1) * self.value_dim)
 
     def recorded_ms(self, tpu: str, gradient: bool) -> float | None:
         """The shortest of others' recorded times of splash attention for it."""
-        wanted = [(self.heads, self.length, self.dim), *[(self.kv_heads, self.length, self.dim)] * 2]
+        wanted = [(self.heads, self.length, self.dim), (self.kv_heads, self.length, self.dim)]
+        wanted.append((self.kv_heads, self.length, self.value_dim))
         times = [
             record.median_ms
             for record in load_records()
@@ -85,30 +106,28 @@ class Problem:
         ]
         return min(times, default=None)
 
-    def jobs(self, tpu: str, gradient: bool) -> dict[str, list[Job]]:
-        """The programs that are compared; where there are several of one kernel, the fastest counts."""
+    def ours(self, tpu: str, gradient: bool) -> Job:
+        """The program of this library's kernel."""
+        attention: Callable[..., Any] = partial(_ours, {"causal": self.causal, "tpu": tpu})
+        return Job(_training(attention) if gradient else attention, self._arrays(gradient), tpu)
+
+    def splash(self, tpu: str, gradient: bool) -> list[Job]:
+        """Programs of jax's kernel, of which the fastest counts."""
+        arrays = tuple(x.update(shape=x.shape[1:]) for x in self._arrays(gradient))
+        if not gradient:
+            return [Job(self._splash(blocks), arrays, tpu) for blocks in SPLASH_BLOCKS]
+        blocks = [self._splash(SPLASH_BLOCKS[0], block) for block in SPLASH_GRADIENT_BLOCKS]
+        return [Job(_training(each), arrays, tpu) for each in blocks]
+
+    def _arrays(self, gradient: bool) -> tuple[Any, ...]:
         import jax
 
-        form = {"causal": self.causal, "tpu": tpu}
-        arrays = [
-            jax.ShapeDtypeStruct((1, heads, self.length, self.dim), "bfloat16")
-            for heads in (self.heads, self.kv_heads, self.kv_heads)
-        ]
-        ours: Callable[..., Any] = partial(_ours, form)
-        if not gradient:
-            return {
-                "ours": [Job(ours, tuple(arrays), tpu)],
-                "splash": [
-                    Job(self._splash(blocks), tuple(x.update(shape=x.shape[1:]) for x in arrays), tpu)
-                    for blocks in SPLASH_BLOCKS
-                ],
-            }
-        flat = [x.update(shape=x.shape[1:]) for x in arrays]
-        splash = [self._splash(SPLASH_BLOCKS[0], block) for block in SPLASH_GRADIENT_BLOCKS]
-        return {
-            "ours": [Job(_training(ours), (*arrays, arrays[0]), tpu)],
-            "splash": [Job(_training(each), (*flat, flat[0]), tpu) for each in splash],
-        }
+        query, key = (self.heads, self.dim), (self.kv_heads, self.dim)
+        value, grad = (self.kv_heads, self.value_dim), (self.heads, self.value_dim)
+        return tuple(
+            jax.ShapeDtypeStruct((1, heads, self.length, dim), "bfloat16")
+            for heads, dim in [query, key, value, grad][: 3 + gradient]
+        )
 
     def _splash(self, blocks: tuple[int, int, int], gradient_block: int | None = None) -> Callable[..., Any]:
         from jax.experimental.pallas.ops.tpu.splash_attention import (
@@ -157,26 +176,35 @@ def _simulated(jobs: Iterable[Job]) -> Profile | None:
     return min(found, key=lambda profile: profile.time_ms, default=None)
 
 
-def rows_of(problem: Problem, tpu: str, gradient: bool) -> list[dict[str, Any]]:
-    """A row for the pass, and one for it with its gradient."""
+def rows_of(problem: Problem, tpu: str, gradient: bool, peers: bool) -> list[dict[str, Any]]:
+    """A row for the pass, and one for its gradient, without the pass that it needs."""
     peak = load_calibration(tpu).peak_tflops
     rows = []
     for trains in (False, True)[: 1 + gradient]:
-        times = {name: _simulated(jobs) for name, jobs in problem.jobs(tpu, trains).items()}
-        ours, splash = (None if each is None else each.time_ms for each in times.values())
-        flops = problem.flops(False) + (problem.flops(True) if trains else 0.0)
+        recorded = problem.recorded_ms(tpu, trains)
+        if not peers and recorded is None:
+            continue
+        ours = _simulated([problem.ours(tpu, trains)])
+        splash = _simulated(problem.splash(tpu, trains)) if peers else None
+        times = [None if each is None else _pass_ms(each, trains) for each in (ours, splash)]
         rows.append(
             {
                 "tpu": tpu,
                 "problem": str(problem),
-                "pass": "forward and gradient" if trains else "forward",
-                "ours_ms": ours,
-                "of_peak": None if ours is None else flops / ours / 1e9 / peak,
-                "splash_ms": splash,
-                "recorded": problem.recorded_ms(tpu, trains),
+                "pass": "gradient" if trains else "forward",
+                "ours_ms": times[0],
+                "of_peak": None if times[0] is None else problem.flops(trains) / times[0] / 1e9 / peak,
+                "splash_ms": times[1],
+                "recorded": recorded,
             }
         )
     return rows
+
+
+def _pass_ms(profile: Profile, gradient: bool) -> float:
+    """Of all kernels; of a gradient without the first one, which is the pass."""
+    first = profile.kernels[0].time_ms if gradient else 0.0
+    return profile.time_ms - first
 
 
 def main(
@@ -185,34 +213,31 @@ def main(
         "32x4x8192x128"
     ),
     gradient: Annotated[bool, typer.Option(help="The gradient too.")] = True,
+    recorded: Annotated[bool, typer.Option(help="Every problem with a recorded time; no peers.")] = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Simulate prefill attention, and training."""
-    problems = [Problem.parse(text) for text in shape.split(",")]
-    found = [
-        row
-        for generation in tpu.split(",")
-        for problem in problems
-        for row in rows_of(problem, generation, gradient)
-    ]
+    found = []
+    for generation in tpu.split(","):
+        given = [Problem.parse(text) for text in shape.split(",")]
+        for problem in Problem.recorded(generation) if recorded else given:
+            found += rows_of(problem, generation, gradient, peers=not recorded)
     if as_json:
         print(json.dumps(found, indent=2))
         return
     table = Table(title="Attention, kernels simulated, in ms; recorded: splash on real TPUs, by others")
     for name in ("TPU", "problem", "pass"):
         table.add_column(name)
-    for name in ("ours", "of peak", "splash", "ours faster by", "recorded"):
+    for name in ("ours", "of peak", "splash", "recorded", "ours faster by"):
         table.add_column(name, justify="right")
     for row in found:
-        ours, splash = row["ours_ms"], row["splash_ms"]
-        faster = f"{splash / ours:.2f}x" if ours and splash else ""
-        cells = [f"{ours:.3f}" if ours else "", f"{row['of_peak']:.1%}" if ours else ""]
-        cells += [f"{splash:.3f}" if splash else "not run", faster]
-        recorded = row["recorded"]
-        # A recorded gradient is that of the gradient alone.
-        of = " (gradient)" if row["pass"] != "forward" else ""
-        cells.append("" if recorded is None else f"{recorded:.3f}{of}")
-        table.add_row(row["tpu"], row["problem"], row["pass"], *cells)
+        times = [row[name] for name in ("ours_ms", "splash_ms", "recorded")]
+        ours, *others = times
+        best = min((each for each in others if each is not None), default=None)
+        shown = ["" if each is None else f"{each:.3f}" for each in times]
+        shown.insert(1, "" if ours is None else f"{row['of_peak']:.1%}")
+        faster = f"{best / ours:.2f}x" if ours and best else ""
+        table.add_row(row["tpu"], row["problem"], row["pass"], *shown, faster)
     Console(width=150).print(table)
 
 

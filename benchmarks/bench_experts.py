@@ -45,12 +45,13 @@ class Layer:
     call: Any
     index: np.ndarray
     weights: str = "bfloat16"
+    shared: bool = False
 
     @property
     def active(self) -> int:
-        """Experts of this chip that have tokens."""
+        """Experts of this chip that have tokens, the shared one included."""
         here = self.index[self.index < self.workload.local_experts]
-        return len(np.unique(here))
+        return len(np.unique(here)) + self.shared
 
     def floor_ms(self, calibration: Calibration) -> float:
         """The active experts' weights at attainable bandwidth."""
@@ -76,7 +77,9 @@ class Layer:
         return Job(layer, tuple(arguments.values()), tpu, data={"top_k_index": self.index})
 
 
-def layer_of(model: str, tokens: int, sharding: str, weights: str = "bfloat16") -> Layer:
+def layer_of(
+    model: str, tokens: int, sharding: str, weights: str = "bfloat16", shared: bool = False
+) -> Layer:
     """A layer whose tokens' experts are drawn; under expert parallelism, on a rank with about the mean of work."""
     suffix = "" if sharding == "none" else f":{sharding}"
     workload = parse_workload(f"{model}:decode:{tokens}{suffix}")
@@ -87,7 +90,19 @@ def layer_of(model: str, tokens: int, sharding: str, weights: str = "bfloat16") 
     working = [rank for rank, count in enumerate(active) if count]
     mean = np.mean([active[rank] for rank in working])
     rank = min(working, key=lambda rank: abs(active[rank] - mean))
-    return Layer(workload, with_weights(call, weights), (index - rank * here) % workload.experts, weights)
+    call = with_weights(with_shared(call) if shared else call, weights)
+    return Layer(workload, call, (index - rank * here) % workload.experts, weights, shared)
+
+
+def with_shared(call: Any) -> Any:
+    """The call with a shared expert as large as the others."""
+    arguments = dict(call.arguments)
+    for name in ("gate_up", "down"):
+        (_, *axes), dtype = arguments[f"{name}_proj"]
+        arguments[f"shared_{name}"] = tuple(axes), dtype
+    (tokens, _), _ = arguments["hidden_states"]
+    arguments["shared_weights"] = (tokens,), "float32"
+    return dataclasses.replace(call, arguments=arguments)
 
 
 def with_weights(call: Any, weights: str) -> Any:
@@ -156,7 +171,20 @@ def jobs_of(layer: Layer, tpu: str, tokamax: bool) -> dict[str, Job]:
     }
     if tokamax and layer.weights == "bfloat16":
         programs["tokamax"] = partial(published_experts, **form)
+    if layer.shared:
+        programs |= {name: beside(program, **form) for name, program in programs.items() if name != "fused"}
     return {name: layer.job(program, tpu) for name, program in programs.items()}
+
+
+def beside(experts: Callable[..., Any], **form: Any) -> Callable[..., Any]:
+    """`experts`, with a shared one by XLA's products."""
+
+    def layer(*, shared_gate_up: Any, shared_down: Any, shared_weights: Any, **operands: Any) -> Any:
+        states = operands["hidden_states"]
+        more = composed.shared_expert(states, shared_gate_up, shared_down, shared_weights, **form)
+        return experts(**operands) + more.astype(states.dtype)
+
+    return layer
 
 
 def altered(calibration: Calibration, **more_ns: float) -> Calibration:
@@ -166,9 +194,14 @@ def altered(calibration: Calibration, **more_ns: float) -> Calibration:
     return calibration.model_copy(update={"memory": memory.model_copy(update=changed)})
 
 
-def whole_ms(profile: Profile) -> float:
-    """Kernels, simulated, and XLA's ops, estimated."""
-    return profile.time_ms + profile.xla_ms
+def whole_ms(profile: Profile, states: str) -> float:
+    """Kernels, simulated, and XLA's ops, estimated.
+
+    But no copies of the states, `states` in XLA's notation: a program's own arguments and result may be laid out
+    otherwise than a kernel has them, but not what other ops of a model write and read (`test_compile.py`).
+    """
+    beside = [op for op in profile.xla_ops if (op.kind, op.shape) != ("layout copy", states)]
+    return profile.time_ms + sum(op.estimated_ms for op in beside)
 
 
 def rows_of(layers: Sequence[Layer], tpu: str, tokamax: bool) -> list[dict[str, Any]]:
@@ -179,21 +212,31 @@ def rows_of(layers: Sequence[Layer], tpu: str, tokamax: bool) -> list[dict[str, 
     rows = []
     for layer, jobs in zip(layers, programs, strict=True):
         compiled = {name: (job, next(reports)) for name, job in jobs.items()}
-        simulate = partial(profile_of, *compiled["fused"])
-        fused, floor = whole_ms(simulate(calibration)), layer.floor_ms(calibration)
-        times = {name: whole_ms(profile_of(*program, calibration)) for name, program in compiled.items()}
+        (tokens, hidden), _ = layer.call.arguments["hidden_states"]
+
+        def time(
+            name: str,
+            like: Calibration,
+            compiled: dict[str, Any] = compiled,
+            states: str = f"bf16[{tokens},{hidden}]",
+        ) -> float:
+            return whole_ms(profile_of(*compiled[name], like), states)
+
+        times = {name: time(name, calibration) for name in compiled}
+        fused, floor = times["fused"], layer.floor_ms(calibration)
         bound = floor + FIXED_MS
         rows.append(
             {
                 "layer": layer.workload.name,
                 "tpu": tpu,
                 "weights": layer.weights,
+                "shared": layer.shared,
                 "active": layer.active,
                 "floor_ms": floor,
                 "fused_ms": fused,
                 "of_bound": fused / bound,
-                "slow_start": whole_ms(simulate(altered(calibration, start_ns=START_NS))) / bound,
-                "more_latency": whole_ms(simulate(altered(calibration, latency_ns=LATENCY_NS))) / bound,
+                "slow_start": time("fused", altered(calibration, start_ns=START_NS)) / bound,
+                "more_latency": time("fused", altered(calibration, latency_ns=LATENCY_NS)) / bound,
                 **{f"{name}_ms": ms for name, ms in times.items() if name != "fused"},
             }
         )
@@ -206,12 +249,13 @@ def main(
     sharding: Annotated[str, typer.Option(help="ep8, tp8, or none for one chip; comma-separated.")] = "ep8",
     tokens: Annotated[str, typer.Option(help="Comma-separated.")] = "1,8,64,256,512",
     weights: Annotated[str, typer.Option(help="bfloat16, int8, mxfp4; comma-separated.")] = "bfloat16",
+    shared: Annotated[bool, typer.Option(help="With a shared expert.")] = False,
     tokamax: Annotated[bool, typer.Option(help="Beside tokamax's grouped matmul v1.")] = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Simulate experts layers: in one call, and composed of grouped matmuls."""
     layers = [
-        layer_of(name, int(count), how, kind)
+        layer_of(name, int(count), how, kind, shared)
         for kind in weights.split(",")
         for name in model.split(",")
         for how in sharding.split(",")

@@ -1,4 +1,7 @@
-"""Pages that are made of something else: one a kernel, of its card, and one a public module, of its docstrings."""
+"""Pages that are made of something else: one a kernel, of its card and its figures, and one a public module.
+
+`figures.json` is the facts.json of `tpu-kernels dashboard`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 import tpu_kernels
+from tpu_kernels.dashboard.facts import Facts, Run
 
 ROOT = Path(__file__).parents[1]
 MODULES = {
@@ -76,4 +80,27 @@ def _kernel(card: Path) -> str:
     ]
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts if value)
     title, _, rest = _FRONT_MATTER.sub("", card.read_text()).lstrip().partition("\n")
-    return f"{title}\n\n| | |\n|---|---|\n{rows}\n{rest}"
+    return f"{title}\n\n| | |\n|---|---|\n{rows}\n{rest}\n{_figures(general.get('hub', {}).get('repo-id'))}"
+
+
+def _figures(name: str | None) -> str:
+    """What the compiler and the simulator said of a kernel's calls, when they were last asked."""
+    facts = Facts.model_validate_json((ROOT / "docs" / "figures.json").read_bytes())
+    runs = [run for kernel in facts.kernels if kernel.name == name for run in kernel.runs]
+    if not runs:
+        return ""
+    versions = ", ".join(f"{package} {version}" for package, version in facts.versions.items())
+    table = "".join(map(_row, runs))
+    return (
+        f"## Figures\n\nOf {facts.made[:10]}, with {versions}. Simulated: nothing was run on a TPU "
+        "([what the figures say](../evidence.md)). The floor is what the call's bytes or flops take at least; a call "
+        f"of a few µs is mostly its start.\n\n| call | TPU | time | floor | VMEM |\n|---|---|---:|---:|---:|\n{table}"
+    )
+
+
+def _row(run: Run) -> str:
+    times = [run.reason.partition(":")[0], ""]
+    if run.time_ms is not None and run.floor_ms is not None:
+        times = [f"{value * 1e3:.3g} µs" for value in (run.time_ms, run.floor_ms)]
+    vmem = "" if run.vmem_bytes is None else f"{run.vmem_bytes / 2**20:.1f} MiB"
+    return f"| `{run.op}` {run.case} | {run.generation} | {' | '.join(times)} | {vmem} |\n"

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+import tpu_kernels
 from tpu_kernels.authoring import build, init, write_golden
+from tpu_kernels.authoring.examples import declared
+from tpu_kernels.authoring.golden import run_golden
 from tpu_kernels.cli import app
+
+SOURCES = Path(__file__).parents[2] / "kernels_src"
 
 
 def test_a_device_that_computes_something_else_fails(tmp_path: Path) -> None:
@@ -37,3 +43,11 @@ def test_what_has_no_vectors_or_no_such_device_says_so(tmp_path: Path) -> None:
     build(source, tmp_path / "dist")
     result = CliRunner().invoke(app, ["selftest", str(tmp_path / "dist")])
     assert "brings no golden vectors" in str(result.exception)
+
+
+@pytest.mark.parametrize("name", sorted(config.parent.name for config in SOURCES.glob("*/build.toml")))
+def test_every_shipped_kernel_brings_its_examples_and_passes(name: str, device: str) -> None:
+    kernel = tpu_kernels.get_kernel(f"tpu-kernels/{name}", version=1)
+    vectors = list(run_golden(kernel, device))
+    assert [vector.name for vector in vectors] == sorted(example.name for example in declared(kernel))
+    assert not [(vector.name, vector.failure, vector.difference) for vector in vectors if not vector.passed]

@@ -70,7 +70,35 @@ def bad(**changes):
     return {**named, **changes}
 
 
+def test_a_shared_expert_is_what_it_is_alone_and_has_gradients(kernel, device, operands):
+    states, index, weights, gate_up, down, *_ = operands
+    share = torch.rand(T).to(device)
+    given = [t.detach().clone().requires_grad_() for t in (states, gate_up[0] / 8, down[0] / 8, share)]
+
+    def result(states, into, back, share):
+        return kernel.fused_experts(
+            states, index, weights, gate_up, down,
+            shared_gate_up=into, shared_down=back, shared_weights=share,
+        )  # fmt: skip
+
+    def expected(states, into, back, share):
+        gate, up = (states @ into.T).chunk(2, dim=1)
+        alone = (torch.nn.functional.silu(gate) * up) @ back.T
+        return kernel.fused_experts(states, index, weights, gate_up, down) + alone * share[:, None]
+
+    def values(function):
+        out = function(*given)
+        return out.detach(), *torch.autograd.grad(out.sin().sum(), given)
+
+    torch.testing.assert_close(values(result), values(expected), atol=1e-3, rtol=1e-3)
+
+
 BAD = {
+    "shared": (
+        bad(shared_gate_up=torch.ones(2 * I, H), shared_down=torch.ones(I, H)),
+        r"shared_gate_up has shape \(64, 64\).*\[U, H\] = \(128, 64\)",
+    ),
+    "half-shared": (bad(shared_down=torch.ones(H, I)), r"shared_gate_up and shared_down go together"),
     "rank": (bad(hidden_states=torch.ones(H)), r"hidden_states has shape \(64,\); it must have 2 axes"),
     "index": (bad(top_k_index=torch.ones(T, K)), r"top_k_index has dtype torch.float32; it must be int32"),
     "tokens": (bad(top_k_weights=torch.ones(T + 1, K)), r"top_k_weights has shape \(7, 2\).* = \(6, 2\)"),

@@ -9,8 +9,6 @@ import transformers
 import tpu_kernels
 from tpu_kernels.bench.presets import PRESETS
 
-TOKENS = 32
-
 
 def load(folder, **kwargs):
     return transformers.AutoModelForCausalLM.from_pretrained(
@@ -18,11 +16,11 @@ def load(folder, **kwargs):
     ).eval()
 
 
-def greedy(model, prompt):
+def greedy(model, prompt, tokens):
     return model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
-        max_new_tokens=TOKENS,
+        max_new_tokens=tokens,
         do_sample=False,
         eos_token_id=None,
         cache_implementation="static",
@@ -34,7 +32,8 @@ def family(request):
     return request.param
 
 
-def test_logits_and_greedy_tokens_are_those_of_the_model(family, folder, device):
+@pytest.mark.parametrize("count", [32, pytest.param(64, marks=pytest.mark.slow)])
+def test_logits_and_greedy_tokens_are_those_of_the_model(family, folder, device, count):
     torch.manual_seed(0)
     prompt = torch.randint(5, 200, (2, 12))
     own = load(folder(family), experts_implementation="eager")
@@ -48,8 +47,8 @@ def test_logits_and_greedy_tokens_are_those_of_the_model(family, folder, device)
         assert (model(prompt.to(device)).logits.cpu() - own(prompt).logits).abs().max() <= 1e-4
     # Models with sliding windows compile a graph a step up to this limit; two tell as much as eight.
     with torch._dynamo.config.patch(recompile_limit=2):
-        tokens = greedy(model, prompt)
-    assert torch.equal(tokens, greedy(own, prompt))
+        tokens = greedy(model, prompt, count)
+    assert torch.equal(tokens, greedy(own, prompt, count))
     assert len(set(tokens[0, 12:].tolist())) > 3, "a constant output proves nothing"
 
 

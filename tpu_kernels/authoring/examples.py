@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -16,8 +17,8 @@ from typing import Any, Literal
 
 Values = Literal["normal", "zeros", "large"]
 _LARGE = 8.0
-# Drawn integers are of about this size: those of quantised weights.
-_INTEGERS, _INTEGER_DTYPES = 30.0, ("int8", "int4")
+# The largest number of each quantised dtype, which is so many standard deviations from zero.
+_QUANTISED, _DEVIATIONS = {"int8": 127, "int4": 7}, 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,37 +63,40 @@ class Example:
         return str(first.dtype).removeprefix("torch.")
 
     @functools.cached_property
-    def arrays(self) -> dict[str, Any]:
-        """The arrays, of JAX: floats are standard normal, or those of `values`."""
-        import jax.numpy as jnp
+    def numbers(self) -> dict[str, Any]:
+        """What the arrays hold, in numpy: integers, and floats as float32, about standard normal or those of `values`.
+
+        They follow from the names alone, on every machine: whoever has an example need not be given them.
+        """
         import numpy as np
 
-        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-        arrays = {}
+        numbers = {}
         for name, value in self.arguments.items():
             if isinstance(value, tuple):
                 shape, dtype = value
-                drawn = (
-                    rng.standard_normal(shape) * {"normal": 1.0, "zeros": 0.0, "large": _LARGE}[self.values]
-                )
-                arrays[name] = jnp.asarray(drawn, dtype)
+                factor = {"normal": 1.0, "zeros": 0.0, "large": _LARGE}[self.values]
+                drawn = _drawn(f"{self.name}/{name}", shape) * np.float32(factor)
+                numbers[name] = _quantised(drawn, dtype) if dtype in _QUANTISED else drawn
             else:
-                arrays[name] = jnp.asarray(value, jnp.int32)
-        return arrays
+                numbers[name] = np.asarray(value, np.int32)
+        return numbers
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, Any]:
+        """The arrays, of JAX."""
+        import jax.numpy as jnp
+
+        shapes = self.shapes()
+        return {name: jnp.asarray(numbers, shapes[name][1]) for name, numbers in self.numbers.items()}
 
     def tensors(self, device: str = "cpu") -> dict[str, Any]:
         """The same as tensors."""
-        import numpy as np
         import torch
 
+        shapes = self.shapes()
         return {
-            # By way of float32, which holds what is narrower: numpy has no bfloat16 that torch knows.
-            name: torch.from_numpy(
-                np.array(array.astype("float32") if array.dtype.kind not in "iub" else array)
-            )
-            .to(getattr(torch, str(array.dtype)))
-            .to(device)
-            for name, array in self.arrays.items()
+            name: torch.from_numpy(numbers.copy()).to(getattr(torch, shapes[name][1])).to(device)
+            for name, numbers in self.numbers.items()
         }
 
     def accepted(self) -> bool:
@@ -153,6 +157,24 @@ class Example:
             return _leaves(jax.jit(self.kernel(generation, True))(self.arrays))
 
 
+def _drawn(name: str, shape: Sequence[int]) -> Any:
+    """Numbers of float32, about standard normal: sums of four uniform ones, by exact operations on a stable stream."""
+    import numpy as np
+
+    raw = np.random.PCG64(zlib.crc32(name.encode())).random_raw(math.prod(shape))
+    sums = raw.reshape(-1, 1).view(np.uint16).sum(axis=1, dtype=np.int64)
+    spread = math.sqrt(4 / 12) * 2**16
+    return ((sums - 2 * (2**16 - 1)) / spread).astype(np.float32).reshape(shape)
+
+
+def _quantised(drawn: Any, dtype: str) -> Any:
+    """Spread over all of a dtype's range."""
+    import numpy as np
+
+    most = _QUANTISED[dtype]
+    return np.clip(drawn * np.float32(most / _DEVIATIONS), -most - 1, most).astype(np.int8)
+
+
 def _leaves(result: Any) -> list[Any]:
     import jax
     import numpy as np
@@ -177,27 +199,27 @@ def edges(example: Example, dtypes: Sequence[str]) -> Iterator[Example]:
     different sizes. Whether the op takes such a call is for `Example.accepted`.
     """
     shapes = example.shapes()
-    given = {size for name, (shape, _) in shapes.items() if name not in _drawn(example) for size in shape}
-    sizes = {size for name, (shape, _) in shapes.items() if name in _drawn(example) for size in shape}
+    given = {size for name, (shape, _) in shapes.items() if name not in _shaped(example) for size in shape}
+    sizes = {size for name, (shape, _) in shapes.items() if name in _shaped(example) for size in shape}
     for size in sorted(sizes - given):
         for other in (0, 1, size + 1):
             if other != size:
                 changed = {
                     name: (tuple(other if axis == size else axis for axis in shape), dtype)
                     for name, (shape, dtype) in shapes.items()
-                    if name in _drawn(example)
+                    if name in _shaped(example)
                 }
                 yield _variant(example, f"{size} as {other}", changed)
     own = next((dtype for dtype in dtypes if any(dtype == used for _, used in shapes.values())), None)
     for dtype in dtypes:
         if own is not None and dtype != own:
-            changed = {name: (shapes[name][0], dtype) for name in _drawn(example) if shapes[name][1] == own}
+            changed = {name: (shapes[name][0], dtype) for name in _shaped(example) if shapes[name][1] == own}
             yield _variant(example, dtype, changed)
     for values in ("zeros", "large"):
         yield dataclasses.replace(example, name=f"{example.name}, {values}", values=values)
 
 
-def _drawn(example: Example) -> set[str]:
+def _shaped(example: Example) -> set[str]:
     return {name for name, value in example.arguments.items() if isinstance(value, tuple)}
 
 

@@ -1,12 +1,13 @@
 """Golden vectors: a kernel's examples and what they come to, in float64, for a device to be tried on.
 
-They travel in the build as `golden.safetensors`, which is verified before it is read: the arrays of each example under
-`<example>/<argument>`, the results under `<example>//<place>`, and in the header the op, the other arguments and the
-tolerance of each.
+They travel in the build as `golden.safetensors`, which is verified before it is read: the results of each example, as
+float32, under `<example>/<place>`, and in the header its call, its tolerance and a digest of its arrays. The arrays
+themselves follow from the example's name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pkgutil
 import tempfile
@@ -21,7 +22,7 @@ from ..files import replace_file
 from ..hub import get_local_kernel
 from .builder import build
 from .comparison import Difference, compare, tolerance_of
-from .examples import declared
+from .examples import Example, declared
 from .project import read_project
 
 GOLDEN_FILE = "golden.safetensors"
@@ -87,12 +88,13 @@ def make_golden(module: ModuleType) -> bytes:
     tensors: dict[str, Any] = {}
     header = {}
     for example in examples:
-        tensors |= {f"{example.name}/{name}": tensor for name, tensor in example.tensors().items()}
         for place, result in enumerate(example.expected()):
-            tensors[f"{example.name}//{place}"] = torch.from_numpy(result)
+            tensors[f"{example.name}/{place}"] = torch.from_numpy(result.astype("float32"))
         header[example.name] = {
             "op": example.op.__name__,
+            "arguments": dict(example.arguments),
             "static": dict(example.static),
+            "digest": _digest(example),
             "tolerance": tolerance_of(example.dtype()),
             "precision": example.precision,
         }
@@ -124,29 +126,45 @@ def run_golden(module: ModuleType, device: str) -> Iterator[Vector]:
         torch.empty(1, device=device)
     except RuntimeError as error:
         raise DeviceError(f"there is no device {device!r} here: {error}") from error
-    for name, entry, arguments, expected in _examples(content):
+    for example, entry, expected in _examples(module, content):
+        if _digest(example) != entry["digest"]:
+            yield Vector(example.name, None, "its arrays are not made here as they were for the vectors")
+            continue
         try:
-            given = {argument: tensor.to(device) for argument, tensor in arguments.items()}
-            result = getattr(module, entry["op"])(**given, **entry["static"])
+            result = example.op(**example.tensors(device), **example.static)
             results = [result] if isinstance(result, torch.Tensor) else list(result)
             found = [each.detach().cpu().double().numpy() for each in results]
         except Exception as error:  # noqa: BLE001  whatever the device does is the answer
-            yield Vector(name, None, f"{type(error).__name__}: {error}")
+            yield Vector(example.name, None, f"{type(error).__name__}: {error}")
             continue
-        yield Vector(name, compare(found, expected, entry["tolerance"]))
+        yield Vector(example.name, compare(found, expected, entry["tolerance"]))
 
 
-def _examples(content: bytes) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], list[Any]]]:
+def _examples(module: ModuleType, content: bytes) -> Iterator[tuple[Example, dict[str, Any], list[Any]]]:
+    """The examples, with their part of the header and their results."""
     from safetensors.torch import load
 
     length = int.from_bytes(content[:8], "little")
     header = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][_HEADER])
     tensors = load(content)
     for name, entry in header.items():
-        results = [tensors[key] for key in sorted(k for k in tensors if k.startswith(f"{name}//"))]
         arguments = {
-            key.removeprefix(f"{name}/"): tensor
-            for key, tensor in tensors.items()
-            if key.startswith(f"{name}/") and not key.startswith(f"{name}//")
+            argument: tuple(value) if _is_shape(value) else value
+            for argument, value in entry["arguments"].items()
         }
-        yield name, entry, arguments, [result.double().numpy() for result in results]
+        count = sum(key.rpartition("/")[0] == name for key in tensors)
+        expected = [tensors[f"{name}/{place}"].double().numpy() for place in range(count)]
+        yield Example(name, getattr(module, entry["op"]), arguments, entry["static"]), entry, expected
+
+
+def _is_shape(value: Any) -> bool:
+    """Whether it is a shape and a dtype, and not integers."""
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[1], str)
+
+
+def _digest(example: Example) -> str:
+    """Of an example's arrays."""
+    digest = hashlib.sha256()
+    for name, numbers in sorted(example.numbers.items()):
+        digest.update(name.encode() + numbers.tobytes())
+    return digest.hexdigest()

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import __version__, hub
 from ..analysis import CompileReport, compile_many
-from ..analysis.workload import Case, every_case, parse_workload
+from ..analysis.workload import Case, benchmark_cases, declares_calls, every_case, parse_workload
 from ..bench.results import ArmResult, DecodeResult
 from ..errors import DashboardError, SimulationError
 from ..packages import installed
@@ -33,7 +33,8 @@ def collect(
 
     Args:
         kernels: Names and versions.
-        cases: Layers of models, `<model>:<phase>:<tokens>`.
+        cases: Layers of models, `<model>:<phase>:<tokens>`; a kernel that declares no calls of these is shown in its
+            own benchmarks.
         source: Where the kernels are, as for `get_kernel`.
         generations: Only these of each kernel's.
         on_kernel: Is called with each kernel's name before it is looked at.
@@ -58,14 +59,19 @@ def _kernel(
     claimed = loaded.metadata.tpu.generations if loaded.metadata.tpu else ()
     chosen = [each for each in claimed if generations is None or each in generations]
     runs = [run for generation in chosen for run in _runs(module, cases, generation)]
+    places = {(run.op, run.case): place for place, run in reversed(list(enumerate(runs)))}
+    runs.sort(key=lambda run: places[run.op, run.case])  # a call's generations beside each other
     return KernelFacts(
         name=name, version=version, build=loaded.metadata.id, generations=tuple(claimed), runs=tuple(runs)
     )
 
 
 def _runs(module: ModuleType, cases: Sequence[str], generation: str) -> list[Run]:
-    layers = map(parse_workload, cases)
-    calls = [case for layer in layers for case in every_case(module, layer, tpu=generation)]
+    if declares_calls(module):
+        layers = map(parse_workload, cases)
+        calls = [case for layer in layers for case in every_case(module, layer, tpu=generation)]
+    else:
+        calls = benchmark_cases(module, tpu=generation)
     reports = compile_many([call.job for call in calls])
     return [_run(call, report, generation) for call, report in zip(calls, reports, strict=True)]
 

@@ -41,7 +41,7 @@ def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"bytes": format_bytes, "ms": _ms}
+    environment.filters |= {"bytes": format_bytes, "ms": _ms, "times": _times}
     environment.globals |= {"compiled": _compiled, "spark": _spark, "worst": _worst}
     text = resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8")
     return environment.from_string(text)
@@ -49,6 +49,10 @@ def _template() -> Template:
 
 def _ms(value: float) -> str:
     return f"{value:.3g} ms" if value >= 1 else f"{value * 1e3:.3g} µs"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2f}×" if factor < 10 else f"{factor:.0f}×"
 
 
 def _compiled(runs: list[Run]) -> str:

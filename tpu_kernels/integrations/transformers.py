@@ -21,6 +21,7 @@ from ..log import get_logger, warn_once
 from . import attention as attention_tables
 from . import diffusers as diffusers_dispatcher
 from . import generation as generation_loop
+from . import layers as small_layers
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +66,7 @@ class Report:
       modules: each experts module of the model; empty where no model was given.
       note: what the model as a whole is told; empty where there is nothing to tell.
       attention: what became of the model's attention; empty where nothing was to.
+      layers: what became of its small layers; likewise.
       generation: what became of its `generate`; likewise.
     """
 
@@ -74,6 +76,7 @@ class Report:
     modules: tuple[ModuleReport, ...] = ()
     note: str = ""
     attention: str = ""
+    layers: str = ""
     generation: str = ""
 
     def __str__(self) -> str:
@@ -82,7 +85,7 @@ class Report:
         for (kind, active, path, reason), count in kinds.items():
             state = f"{path} path of the kernel" if active else "not served, the model's own code runs"
             lines.append(f"  {count} x {kind}: {state}" + (f" ({reason})" if reason else ""))
-        lines += [f"  {line}" for line in (self.note, self.attention, self.generation) if line]
+        lines += [f"  {line}" for line in (self.note, self.attention, self.layers, self.generation) if line]
         return "\n".join(lines)
 
 
@@ -91,6 +94,7 @@ def enable(
     *,
     experts: bool = True,
     attention: bool = False,
+    layers: bool = False,
     generation: bool = False,
 ) -> Report:
     """Registers this library's kernels with transformers and, given a model, switches it to them.
@@ -103,6 +107,8 @@ def enable(
       experts: use kernels for mixture-of-experts layers.
       attention: use the attention kernel for prefill, training and decode steps over a static cache; what it does not
         serve keeps to sdpa. While loading, ``attn_implementation="tpu_attention"`` asks for it.
+      layers: use kernels for the norms, the rotation and the router of `model`, where it has kernelizable ones and
+        compiled programs show a gain; by stock `kernels`.
       generation: make ``model.generate`` `tpu_kernels.generate`, with its cache, so that calls stay as they are.
 
     Returns: what is active per module, and why not where not.
@@ -129,6 +135,12 @@ def enable(
     if attention:
         _tables()
         report = replace(report, attention=_enable_attention(model))
+    if layers:
+        if model is None:
+            raise IntegrationError(
+                "layers=True is for a model that is loaded; give it, or call register_layers"
+            )
+        report = replace(report, layers=small_layers.replace_layers(model))
     if generation:
         if model is None:
             raise IntegrationError("generation=True is for a model that is loaded; give it, or call generate")
@@ -149,6 +161,7 @@ def disable(model: torch.nn.Module | None = None) -> None:
       >>> tpu_kernels.disable()
     """
     generation_loop.restore(model)
+    small_layers.restore_layers(model)
     if model is None:
         diffusers_dispatcher.unregister()
         attention_tables.unregister()

@@ -105,10 +105,10 @@ def test_longer_passes_agree_with_float64(form):
     check(interpreted, attention_pass(**form))
 
 
-# Blocks of several tiles, heads, kv heads and chunks; and of heads that are a part of a kv head's.
+# Blocks of several steps, tiles, heads, kv heads and chunks; and of heads that are a part of a kv head's.
 DIVISIONS = {
-    "several-kv-heads": (Blocks(128, 256, 4, 2, 128, VMEM), 4, 2),
-    "part-of-a-group": (Blocks(256, 128, 1, 1, 128, VMEM), 2, 1),
+    "several-kv-heads": (Blocks(128, 256, 128, 256, 4, 2, VMEM), 4, 2),
+    "part-of-a-group": (Blocks(256, 128, 128, 512, 1, 1, VMEM), 2, 1),
 }
 
 

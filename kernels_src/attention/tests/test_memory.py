@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import jax
 import pytest
-from attention import functions
+from attention import flash, functions
+from attention.flash_tiles import Blocks
 from attention.shapes import Config
-from attention_oracle import TOLERANCE, relative_l2, step
+from attention_oracle import TOLERANCE, attention_pass, relative_l2, step
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh
 
@@ -39,6 +40,25 @@ STEPS = {
 }  # fmt: skip
 
 
+# What the pass is, and its blocks: several steps of held keys, whole tiles and edges, several heads, keys on lanes.
+PASSES = {
+    "whole-tiles-and-edges": (
+        {"heads": 2, "kv_heads": 1, "queries": 200, "keys": 650, "dim": 128, "causal": True, "starts": [3],
+         "ends": [640]},
+        Blocks(128, 256, 128, 512, 2, 1, VMEM),
+    ),
+    "keys-on-lanes": (
+        {"heads": 4, "kv_heads": 2, "queries": 130, "keys": 400, "dim": 64, "dtype": "bfloat16", "sinks": True},
+        Blocks(256, 128, 128, 128, 4, 2, VMEM),
+    ),
+    "window": (
+        {"heads": 2, "kv_heads": 2, "queries": 300, "keys": 300, "dim": 128, "value_dim": 64, "causal": True,
+         "window": 100},
+        Blocks(128, 256, 128, 256, 1, 1, VMEM),
+    ),
+}  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def _fresh_interpreter():
     yield
@@ -52,6 +72,34 @@ def test_kernel_is_free_of_memory_errors(sample):
     with jax.sharding.use_abstract_mesh(V6E):
         out = functions.decode_attention(*made.operands, config=config, interpret=CHECKED, **made.form)
     assert relative_l2(out, made.expected()) <= TOLERANCE[form.get("dtype", "float32")]
+    assert not _races()
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        pytest.param(each, marks=[pytest.mark.slow] * (name != "whole-tiles-and-edges"), id=name)
+        for name, each in PASSES.items()
+    ],
+)
+def test_flash_kernels_are_free_of_memory_errors(sample):
+    form, blocks = sample
+    made = attention_pass(batch=1, **form)
+    query, key, value, starts, ends, sinks = made.operands
+
+    def attention(query, key, value):
+        return flash.flash_attention(
+            query, key, value, starts, ends, sinks, blocks=blocks, interpret=CHECKED, **made.form
+        )[0]
+
+    with jax.sharding.use_abstract_mesh(V6E):
+        out, pullback = jax.vjp(attention, query, key, value)
+        gradients = pullback(made.grad)
+    expected, _, of_operands = made.expected()
+    tolerance = TOLERANCE[form.get("dtype", "float32")]
+    assert relative_l2(out, expected) <= tolerance
+    for got, wanted in zip(gradients, of_operands, strict=False):
+        assert relative_l2(got, wanted) <= tolerance
     assert not _races()
 
 

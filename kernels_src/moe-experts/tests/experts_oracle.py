@@ -44,6 +44,9 @@ def fused_experts(
     down_bias=None,
     gate_up_scale=None,
     down_scale=None,
+    shared_gate_up=None,
+    shared_down=None,
+    shared_weights=None,
     *,
     transposed=False,
     activation="silu",
@@ -68,13 +71,11 @@ def fused_experts(
         back = back * f64(np.expand_dims(down_scale, 1 if transposed else 2))
     index = np.asarray(top_k_index)
     act = ACTIVATIONS[activation]
-    out = np.zeros_like(x)
-    for token, choice in np.ndindex(*index.shape):
-        e = index[token, choice]
-        if not 0 <= e < len(into):
-            continue
-        inner = x[token] @ (into[e] if transposed else into[e].T)
-        inner = inner if gate_up_bias is None else inner + f64(gate_up_bias)[e]
+    biases = (gate_up_bias, down_bias)
+
+    def expert(state, into, back, into_bias, back_bias):
+        inner = state @ (into if transposed else into.T)
+        inner = inner if into_bias is None else inner + into_bias
         if gated:
             gate, up = (inner[::2], inner[1::2]) if interleaved else np.split(inner, 2)
             if limit is not None:
@@ -82,9 +83,21 @@ def fused_experts(
             inner = act(gate, alpha) * (up + up_offset)
         else:
             inner = act(inner, alpha)
-        result = inner @ (back[e] if transposed else back[e].T)
-        result = result if down_bias is None else result + f64(down_bias)[e]
+        result = inner @ (back if transposed else back.T)
+        return result if back_bias is None else result + back_bias
+
+    out = np.zeros_like(x)
+    for token, choice in np.ndindex(*index.shape):
+        e = index[token, choice]
+        if not 0 <= e < len(into):
+            continue
+        result = expert(x[token], into[e], back[e], *(None if b is None else f64(b)[e] for b in biases))
         out[token] += weights[token, choice] * result
+    if shared_gate_up is not None:
+        scale = 1 if shared_weights is None else f64(shared_weights)[:, None]
+        out += scale * np.stack(
+            [expert(token, f64(shared_gate_up), f64(shared_down), None, None) for token in x]
+        )
     return out
 
 
@@ -116,6 +129,7 @@ def layer(
     routing: str = "float32",
     biased: bool = False,
     quantised: str | None = None,
+    shared: int = 0,
     seed: int = 0,
     **form: Any,
 ) -> Layer:
@@ -123,6 +137,7 @@ def layer(
 
     Args:
       quantised: "int8" or "mxfp4".
+      shared: the intermediate size of a shared expert; 0: there is none.
     """
     rng = np.random.default_rng(seed)
     transposed = form.get("transposed", False)
@@ -161,4 +176,12 @@ def layer(
         biases = (None, None)
     states = jnp.asarray(rng.standard_normal((len(index), hidden)), dtype)
     routed = jnp.asarray(rng.random(index.shape), routing)
-    return Layer((states, jnp.asarray(index, jnp.int32), routed, *weights, *biases, *scales), form)
+    operands = (states, jnp.asarray(index, jnp.int32), routed, *weights, *biases, *scales)
+    if shared:
+        into, back = (shared * rows // intermediate, hidden), (hidden, shared)
+        own = (
+            rng.standard_normal(axes[::-1] if transposed else axes) * axes[1] ** -0.5 for axes in (into, back)
+        )
+        share = jnp.asarray(rng.random(len(index)), routing)
+        operands += (None,) * (9 - len(operands)) + (*(jnp.asarray(w, dtype) for w in own), share)
+    return Layer(operands, form)

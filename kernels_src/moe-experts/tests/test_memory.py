@@ -41,6 +41,9 @@ LAYERS = {
     "mxfp4": (9, 2, 6, 8, 160, 192, None, {"dtype": "bfloat16", "quantised": "mxfp4", "transposed": True}),
     "mxfp4-gathered": (140, 1, 4, 4, 96, 160, Config(320, 96, 1, 1, 32, VMEM), {
         "dtype": "bfloat16", "biased": True, "quantised": "mxfp4", **GPT_OSS}),
+    "shared": (20, 2, 4, 8, 640, 384, Config(256, 256, 2, 1, 0, VMEM), {"shared": 384}),
+    "shared-gathered": (140, 2, 4, 8, 128, 128, Config(256, 128, 2, 2, 64, VMEM), {
+        "dtype": "bfloat16", "shared": 128}),
     "biased-not-transposed": (9, 4, 8, 8, 128, 256, None, {"biased": True}),
 }  # fmt: skip
 

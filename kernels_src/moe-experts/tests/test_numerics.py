@@ -34,6 +34,10 @@ FORMS = {
     "clamped": {"limit": 0.5},
     "int8": {"quantised": "int8"},
     "int8-gpt-oss": {**GPT_OSS, "biased": True, "quantised": "int8"},
+    "shared": {"shared": 96},  # as large as the others, or not
+    "shared-transposed": {"shared": 64, "transposed": True},
+    "shared-biased": {"shared": 64, **GPT_OSS, "biased": True},
+    "shared-int8": {"shared": 64, "quantised": "int8"},
     "mxfp4": {"quantised": "mxfp4", "transposed": True},
     "mxfp4-gpt-oss": {**GPT_OSS, "biased": True, "quantised": "mxfp4"},
 }

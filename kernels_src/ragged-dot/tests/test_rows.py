@@ -25,32 +25,34 @@ GROWTH = 1.25
 # On both sides of each power of two, where the cut of a product changes.
 GRID = [*sorted(rows + more for rows in (32, 64, 128, 256, 512) for more in (0, 1)), 1024]
 # The group of each row: the first 32 rows have all groups already, so the weights are the same for all numbers of rows.
-GROUP = np.random.default_rng(0).integers(0, GROUPS, 1024)
+DRAWN = np.random.default_rng(0).integers(0, GROUPS, 1024)
+IN_TURN = np.arange(1024) % GROUPS
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("group", [DRAWN, IN_TURN], ids=["drawn", "in turn"])
 @pytest.mark.parametrize("tpu", ["v5e", "v5p", "v6e", "tpu7x"])
-def test_time_grows_with_rows_without_a_cliff(tpu):
-    _walk(tpu, GRID)
+def test_time_grows_with_rows_without_a_cliff(tpu, group):
+    _walk(tpu, GRID, group)
 
 
 def test_time_does_not_jump_where_rows_leave_a_tile():
-    _walk("v6e", [64, 65])
+    _walk("v6e", [64, 65], IN_TURN)
 
 
-def _walk(tpu: str, grid: list[int]) -> None:
-    times = {rows: _simulated(rows, tpu) for rows in grid}
+def _walk(tpu: str, grid: list[int], group: np.ndarray) -> None:
+    times = {rows: _simulated(group[:rows], tpu) for rows in grid}
     growth = {after: times[after] / times[before] for before, after in itertools.pairwise(grid)}
     assert max(growth.values()) <= GROWTH, f"{times}, in ms"
 
 
-def _simulated(rows: int, tpu: str) -> float:
+def _simulated(group: np.ndarray, tpu: str) -> float:
     """Milliseconds of the kernel and, estimated, of XLA's ops."""
-    sizes = np.bincount(GROUP[:rows], minlength=GROUPS).astype(np.int32)
+    sizes = np.bincount(group, minlength=GROUPS).astype(np.int32)
     product = functools.partial(functions.ragged_dot, transpose_rhs=True, tpu=tpu)
     arrays = [
         jax.ShapeDtypeStruct(*array)
-        for array in (((rows, K), "bfloat16"), ((GROUPS, N, K), "bfloat16"), ((GROUPS,), "int32"))
+        for array in (((len(group), K), "bfloat16"), ((GROUPS, N, K), "bfloat16"), ((GROUPS,), "int32"))
     ]
     from tpu_kernels import analysis
 

@@ -22,8 +22,12 @@ COMPILER_BYTES = 2 * MIB
 # Cores that share one device's grid.
 CORES = {"v4": 2, "v5e": 1, "v5p": 2, "v6e": 1, "tpu7x": 1}
 
-# Bytes of a group, and of all that is on its way: enough that the channel to HBM is busy while one is computed.
-GROUP_BYTES, RING_BYTES, MOST_GROUPS = 1 * MIB, 8 * MIB, 8
+# Bytes of a group, and of all that is on its way: enough that the channel to HBM is busy while one is computed. The
+# more bytes come in a cycle, the more of them have to share the latency of a group's chain of operations; there an item
+# also has the keys that fill a matrix unit of 256 columns.
+GROUP_BYTES = {"v4": MIB, "v5e": MIB, "v5p": MIB, "v6e": MIB, "tpu7x": 2 * MIB}
+LEAST_KEYS = {"v4": LANES, "v5e": LANES, "v5p": LANES, "v6e": LANES, "tpu7x": 2 * LANES}
+BLOCK_BYTES, RING_BYTES, MOST_GROUPS = MIB // 2, 12 * MIB, 8
 # Items of a group: more hide more latency, until their scores fill the registers.
 ITEMS, ITEMS_OF_MANY_ROWS, MOST_HEADS = 8, 4, 8
 
@@ -42,25 +46,26 @@ def choose(shape: Shape, tpu: str, window: int | None) -> Config | None:
       Config(heads=1, block=512, unroll=4, ring=8, chunks=1, vmem_bytes=100663296)
     """
     limit = int(VMEM_BYTES[tpu] * VMEM_SHARE)
-    for config in _candidates(shape, CORES[tpu], window, limit):
+    for config in _candidates(shape, tpu, window, limit):
         if vmem_bytes(shape, config) + COMPILER_BYTES <= limit:
             return config
     return None
 
 
-def _candidates(shape: Shape, cores: int, window: int | None, limit: int) -> Iterator[Config]:
+def _candidates(shape: Shape, tpu: str, window: int | None, limit: int) -> Iterator[Config]:
     """Configs from the wanted one to ever less vector memory: shorter rings, then more chunks."""
+    cores, group = CORES[tpu], GROUP_BYTES[tpu]
     heads = max(
         h
         for h in range(1, min(shape.kv_heads, MOST_HEADS) + 1)
-        if shape.kv_heads % h == 0 and (h == 1 or h * shape.key_bytes * LANES <= GROUP_BYTES)
+        if shape.kv_heads % h == 0 and (h == 1 or h * shape.key_bytes * LANES <= group)
     )
     key = heads * shape.key_bytes
     few = heads * shape.head_rows <= SUBLANES
     seen = shape.keys if window is None else min(shape.keys, window + shape.new - 1 + shape.granule - 1)
-    block = max(LANES, GROUP_BYTES // ((4 if few else 2) * key) // LANES * LANES)
+    block = max(LEAST_KEYS[tpu], min(group // (4 if few else 2), BLOCK_BYTES) // key // LANES * LANES)
     block = min(block, round_up(seen, LANES))
-    unroll = min(ITEMS if few else ITEMS_OF_MANY_ROWS, max(2, GROUP_BYTES // (block * key)))
+    unroll = min(ITEMS if few else ITEMS_OF_MANY_ROWS, max(2, group // (block * key)))
     ring = min(MOST_GROUPS, max(3, RING_BYTES // (unroll * block * key)))
     works = shape.sequences * (shape.kv_heads // heads)
     for chunks in (n for n in range(1, works + 1) if works % n == 0 and (n % cores == 0 or works % cores)):

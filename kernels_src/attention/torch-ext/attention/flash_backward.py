@@ -12,6 +12,7 @@ them piece by piece.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from types import SimpleNamespace
 from typing import Any
@@ -22,37 +23,39 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from .decode_kernel import LOG2_E
-from .flash_forward import F32, capped
+from .flash_forward import F32, capped, factor, scaled
+from .flash_steps import Item, Step, Tile, ahead_scratch
 from .flash_tiles import (
-    SEEN_END,
-    SEEN_FIRST,
     Blocks,
     Form,
     Grid,
-    Step,
-    columns_of,
     compiler_params,
     dot,
-    pipelined,
     spans,
     step_bytes,
 )
 from .shapes import LANES, round_up
 
+# Pairs of products that are made ahead of their use.
+AHEAD = 2
+
 
 def _scratch(form: Form, grid: Grid) -> dict[str, Any]:
     blocks, dim, value_dim = grid.blocks, form.head_dim, form.value_dim
-    of_keys = grid.key_tiles, blocks.kv_heads
-    return {
+    scratch = {
+        "ahead": ahead_scratch(blocks, AHEAD, products=2),
         "query_columns": pltpu.VMEM((blocks.heads, dim, blocks.queries), form.dtype),
         "grad_columns": pltpu.VMEM((blocks.heads, value_dim, blocks.queries), form.dtype),
         "key_columns": pltpu.VMEM((blocks.kv_heads, dim, blocks.keys), form.dtype),
-        "key_rows": pltpu.VMEM((blocks.kv_heads, blocks.keys, dim), form.dtype),
-        "value_rows": pltpu.VMEM((blocks.kv_heads, blocks.keys, value_dim), form.dtype),
         "query_sums": pltpu.VMEM((blocks.heads, dim, blocks.queries), F32),
-        "key_sums": pltpu.VMEM((*of_keys, dim, blocks.keys), F32),
-        "value_sums": pltpu.VMEM((*of_keys, value_dim, blocks.keys), F32),
+        "key_sums": pltpu.VMEM((blocks.kv_heads, dim, grid.keys), F32),
+        "value_sums": pltpu.VMEM((blocks.kv_heads, value_dim, grid.keys), F32),
+        "visible": pltpu.VMEM((blocks.chunk, blocks.queries), jnp.int32),
     }
+    for name, length in (("key_rows", dim), ("value_rows", value_dim)):
+        if form.key_turned(length):
+            scratch[name] = pltpu.VMEM((2, blocks.kv_heads, blocks.keys, length), form.dtype)
+    return scratch
 
 
 def vmem_bytes(form: Form, blocks: Blocks) -> int:
@@ -60,11 +63,80 @@ def vmem_bytes(form: Form, blocks: Blocks) -> int:
     dims = form.head_dim + form.value_dim
     padded = round_up(form.head_dim, LANES) + round_up(form.value_dim, LANES)
     of_query = blocks.heads * blocks.queries * (dims * form.itemsize + form.head_dim * (4 + 2 * 4))
-    keys = blocks.kv_heads * round_up(form.keys, blocks.keys)
-    tile = blocks.kv_heads * blocks.keys * 2 * padded * form.itemsize
-    return (
-        step_bytes(form, blocks, tiles=12) + of_query + tile + keys * (dims * 4 + 2 * padded * form.itemsize)
-    )
+    keys = blocks.kv_heads * round_up(form.keys, blocks.held)
+    tile = blocks.kv_heads * blocks.keys * 3 * padded * form.itemsize
+    sums = keys * (dims * 4 + 2 * padded * form.itemsize)
+    return step_bytes(form, blocks, products=4 * AHEAD + 8) + of_query + tile + sums
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What is done with a tile."""
+
+    step: Step
+    ref: Any
+    exact: bool
+    ahead: int = AHEAD
+
+    def _rows(self, tile: Tile, item: Item, name: str) -> jax.Array:
+        """Keys or values of an item, [keys, dim]."""
+        ref = vars(self.ref)
+        if f"{name}_rows" in ref:
+            return ref[f"{name}_rows"][tile.parity, item.kv_head, item.keys]
+        return ref[name][item.kv_head, tile.part(item.keys)]
+
+    def prepare(self, tile: Tile) -> None:
+        ref = vars(self.ref)
+        for name in ("key", "value"):
+            if f"{name}_rows" in ref:
+                for head in range(ref[name].shape[0]):
+                    ref[f"{name}_rows"][tile.parity, head, : tile.keys] = ref[name][head, :, tile.held].T
+
+    def produce(self, tile: Tile, item: Item) -> tuple[jax.Array, jax.Array]:
+        query = self.ref.query_columns[item.head, :, item.queries]
+        grad = self.ref.grad_columns[item.head, :, item.queries]
+        return (
+            dot(self._rows(tile, item, "key"), query, (1, 0), exact=self.exact),
+            dot(self._rows(tile, item, "value"), grad, (1, 0), exact=self.exact),
+        )
+
+    def enter(self, tile: Tile) -> None:
+        ref, step = self.ref, self.step
+        turned = "key_rows" in vars(ref)
+        for head in range(ref.key.shape[0]):
+            key = ref.key[head, :, tile.held] if turned else ref.key[head, tile.held].T
+            if tile.masked:
+                key = jnp.where(step.seen(tile, key.shape, 1), key, jnp.zeros_like(key))
+            ref.key_columns[head, :, : tile.keys] = key
+        if tile.masked:
+            step.mark_visible(tile)
+
+    def fold(self, tile: Tile, item: Item, *products: jax.Array) -> None:
+        ref, form = self.ref, self.step.grid.form
+        weights, grads = [], []
+        for local, columns in item.strips():
+            score = capped(products[0][:, local], form)
+            weight = jnp.exp2(score - ref.log_sum[item.head, :, columns] * LOG2_E)
+            grad = weight * (products[1][:, local] - ref.delta[item.head, :, columns])
+            if form.softcap is not None:
+                grad = grad * (1 - jnp.square(score * (1 / (form.softcap * LOG2_E))))
+            if tile.masked:
+                visible = ref.visible[:, columns] > 0
+                weight, grad = jnp.where(visible, weight, 0), jnp.where(visible, grad, 0)
+            weights.append(weight.astype(form.dtype))
+            grads.append(grad.astype(form.dtype))
+        weight, grad = jnp.concatenate(weights, axis=1), jnp.concatenate(grads, axis=1)
+        size = item.keys.stop - item.keys.start
+        begin = pl.multiple_of(tile.key + item.keys.start, LANES)
+        sums = (
+            (ref.key_sums, ref.query_columns, grad),
+            (ref.value_sums, ref.grad_columns, weight),
+        )
+        for total, columns, side in sums:
+            there = item.kv_head, slice(None), pl.ds(begin, size)
+            total[there] += dot(columns[item.head, :, item.queries], side, (1, 1), exact=self.exact)
+        of_query = dot(ref.key_columns[item.kv_head, :, item.keys], grad, (1, 0), exact=self.exact)
+        ref.query_sums[item.head, :, item.queries] += of_query
 
 
 def _kernel(*refs: Any, names: tuple[str, ...], grid: Grid, exact: bool) -> None:
@@ -72,13 +144,10 @@ def _kernel(*refs: Any, names: tuple[str, ...], grid: Grid, exact: bool) -> None
     form, blocks = grid.form, grid.blocks
     step = Step(grid, ref)
     query_turned, grad_turned = form.query_turned(form.head_dim), form.query_turned(form.value_dim)
-    key_turned, value_turned = form.key_turned(form.head_dim), form.key_turned(form.value_dim)
-    of_sequence = (
-        (step.part == 0) & (step.block == 0),
-        ((step.part == grid.parts - 1) & (step.block == grid.query_blocks - 1)),
-    )
+    first_of_sequence = (step.part == 0) & (step.block == 0)
+    last_of_sequence = (step.part == grid.parts - 1) & (step.block == grid.query_blocks - 1)
 
-    @pl.when(step.is_first & of_sequence[0])
+    @pl.when(step.is_first & first_of_sequence)
     def _() -> None:
         ref.key_sums[...] = jnp.zeros_like(ref.key_sums)
         ref.value_sums[...] = jnp.zeros_like(ref.value_sums)
@@ -95,65 +164,14 @@ def _kernel(*refs: Any, names: tuple[str, ...], grid: Grid, exact: bool) -> None
             return jnp.where(query < form.queries, x, jnp.zeros_like(x))
 
         def turn(head: Any, carry: Any) -> Any:
-            ref.query_columns[head] = columns(ref.query[head] if query_turned else ref.query[head].T)
+            query = columns(ref.query[head] if query_turned else ref.query[head].T)
+            ref.query_columns[head] = scaled(query, form)
             ref.grad_columns[head] = columns(ref.grad[head] if grad_turned else ref.grad[head].T)
             return carry
 
         jax.lax.fori_loop(0, blocks.heads, turn, 0)
 
-    def compute(masked: bool) -> None:
-        for head in range(blocks.kv_heads):
-            key = ref.key[head] if key_turned else ref.key[head].T
-            if masked:
-                place = step.key_places(0, key.shape, 1)
-                seen = (place >= step.span(SEEN_FIRST)) & (place < step.span(SEEN_END))
-                key = jnp.where(seen, key, jnp.zeros_like(key))
-            ref.key_columns[head] = key
-            if key_turned:
-                ref.key_rows[head] = ref.key[head].T
-            if value_turned:
-                ref.value_rows[head] = ref.value[head].T
-        keys = ref.key_rows if key_turned else ref.key
-        values = ref.value_rows if value_turned else ref.value
-        sums: dict[tuple[int, int], tuple[jax.Array, jax.Array]] = {}
-        last_of_kv_head = blocks.heads // blocks.kv_heads - 1
-
-        def products(head: int, kv_head: int, chunk: int) -> tuple[jax.Array, jax.Array]:
-            there = pl.ds(chunk * blocks.chunk, blocks.chunk)
-            return (
-                dot(keys[kv_head, there], ref.query_columns[head], (1, 0), exact=exact),
-                dot(values[kv_head, there], ref.grad_columns[head], (1, 0), exact=exact),
-            )
-
-        def fold(head: int, kv_head: int, chunk: int, made: tuple[jax.Array, jax.Array]) -> None:
-            weights, grads = [], []
-            for columns in columns_of(blocks.queries):
-                score = capped(made[0][:, columns], form)
-                weight = jnp.exp2(score - ref.log_sum[head, :, columns] * LOG2_E)
-                grad = weight * (made[1][:, columns] - ref.delta[head, :, columns])
-                if form.softcap is not None:
-                    grad = grad * (1 - jnp.square(score * (1 / (form.softcap * LOG2_E))))
-                if masked:
-                    visible = step.visible(chunk, columns)
-                    weight, grad = jnp.where(visible, weight, 0), jnp.where(visible, grad, 0)
-                weights.append(weight.astype(form.dtype))
-                grads.append(grad.astype(form.dtype))
-            weight, grad = jnp.concatenate(weights, axis=1), jnp.concatenate(grads, axis=1)
-            there = pl.ds(chunk * blocks.chunk, blocks.chunk)
-            of_key = dot(ref.query_columns[head], grad, (1, 1), exact=exact)
-            of_value = dot(ref.grad_columns[head], weight, (1, 1), exact=exact)
-            before = sums.get((kv_head, chunk))
-            if before is not None:
-                of_key, of_value = before[0] + of_key, before[1] + of_value
-            sums[kv_head, chunk] = of_key, of_value
-            ref.query_sums[head] += dot(ref.key_columns[kv_head, :, there], grad, (1, 0), exact=exact)
-            if head % (last_of_kv_head + 1) == last_of_kv_head:
-                ref.key_sums[step.tile, kv_head, :, there] += of_key
-                ref.value_sums[step.tile, kv_head, :, there] += of_value
-
-        pipelined(step.items(), products, fold, ahead=1)
-
-    step.visit(compute)
+    step.visit(_Work(step, ref, exact))
 
     @pl.when(step.is_last)
     def _() -> None:
@@ -164,23 +182,24 @@ def _kernel(*refs: Any, names: tuple[str, ...], grid: Grid, exact: bool) -> None
 
         jax.lax.fori_loop(0, blocks.heads, finish, 0)
 
-    @pl.when(step.is_last & of_sequence[1])
+    @pl.when(step.is_last & last_of_sequence)
     def _() -> None:
-        def finish(tile: Any, carry: Any) -> Any:
-            there = pl.ds(pl.multiple_of(tile * blocks.keys, blocks.keys), blocks.keys)
+        def finish(chunk: Any, carry: Any) -> Any:
+            there = pl.ds(pl.multiple_of(chunk * blocks.chunk, blocks.chunk), blocks.chunk)
             for head in range(blocks.kv_heads):
-                key, value = ref.key_sums[tile, head] * form.scale, ref.value_sums[tile, head]
-                for out, grad, turned in (
-                    (ref.key_grad, key, key_turned),
-                    (ref.value_grad, value, value_turned),
+                # The queries in these sums are scaled ones.
+                key = ref.key_sums[head, :, there] * (form.scale / factor(form))
+                for out, grad, length in (
+                    (ref.key_grad, key, form.head_dim),
+                    (ref.value_grad, ref.value_sums[head, :, there], form.value_dim),
                 ):
-                    if turned:
+                    if form.key_turned(length):
                         out[head, :, there] = grad.astype(form.dtype)
                     else:
                         out[head, there] = grad.T.astype(form.dtype)
             return carry
 
-        jax.lax.fori_loop(0, grid.key_tiles, finish, 0)
+        jax.lax.fori_loop(0, grid.keys // blocks.chunk, finish, 0)
 
 
 def call(
@@ -212,8 +231,7 @@ def call(
 
     def whole(dim: int) -> pl.BlockSpec:
         """All keys of a step's kv heads."""
-        keys = grid.key_tiles * blocks.keys
-        shape = (dim, keys) if form.key_turned(dim) else (keys, dim)
+        shape = (dim, grid.keys) if form.key_turned(dim) else (grid.keys, dim)
         return pl.BlockSpec((blocks.kv_heads, *shape), lambda b, h, *_: (b * grid.shape[1] + h, 0, 0))
 
     return pl.pallas_call(

@@ -22,6 +22,7 @@ are zeroed, as 0 times NaN is NaN.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from types import SimpleNamespace
@@ -33,40 +34,98 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from .decode_kernel import LOG2_E, MASKED, NO_MAXIMUM
+from .flash_steps import Item, Step, Tile, ahead_scratch
 from .flash_tiles import (
     ONES,
-    SEEN_END,
-    SEEN_FIRST,
     Blocks,
     Form,
     Grid,
-    Step,
-    columns_of,
     compiler_params,
     dot,
-    pipelined,
     spans,
     step_bytes,
 )
+from .shapes import LANES, SUBLANES, round_up
 
 F32 = jnp.float32
+# Products of q and k that are made ahead of their softmax.
+AHEAD = 4
 
 
 def _scratch(form: Form, blocks: Blocks) -> dict[str, Any]:
     rows = form.ones_row + ONES
-    return {
+    scratch = {
+        "ahead": ahead_scratch(blocks, AHEAD, products=1),
+        "scaled": pltpu.VMEM((blocks.heads, blocks.queries, form.head_dim), form.dtype),
         "maximum": pltpu.VMEM((blocks.heads, 1, blocks.queries), F32),
         "sums": pltpu.VMEM((blocks.heads, rows, blocks.queries), F32),
-        "key_rows": pltpu.VMEM((blocks.kv_heads, blocks.keys, form.head_dim), form.dtype),
         "value_columns": pltpu.VMEM((blocks.kv_heads, rows, blocks.keys), form.dtype),
+        "visible": pltpu.VMEM((blocks.chunk, blocks.queries), jnp.int32),
     }
+    if form.key_turned(form.head_dim):
+        scratch["key_rows"] = pltpu.VMEM((2, blocks.kv_heads, blocks.keys, form.head_dim), form.dtype)
+    return scratch
 
 
 def vmem_bytes(form: Form, blocks: Blocks) -> int:
     """Vector memory that the kernel takes."""
-    sums = blocks.heads * (form.ones_row + ONES + 8) * blocks.queries * 4
-    copies = blocks.kv_heads * blocks.keys * (form.head_dim + 127 + form.ones_row + ONES) * form.itemsize
-    return step_bytes(form, blocks, tiles=6) + sums + copies
+    dim, rows = round_up(form.head_dim, LANES), form.ones_row + ONES
+    sums = blocks.heads * blocks.queries * ((rows + SUBLANES) * 4 + dim * form.itemsize)
+    copies = blocks.kv_heads * blocks.keys * (2 * dim + rows) * form.itemsize
+    return step_bytes(form, blocks, products=2 * AHEAD + 4) + sums + copies
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What is done with a tile."""
+
+    step: Step
+    ref: Any
+    exact: bool
+    ahead: int = AHEAD
+
+    def prepare(self, tile: Tile) -> None:
+        ref, form = self.ref, self.step.grid.form
+        if form.key_turned(form.head_dim):
+            for head in range(ref.key.shape[0]):
+                ref.key_rows[tile.parity, head, : tile.keys] = ref.key[head, :, tile.held].T
+
+    def produce(self, tile: Tile, item: Item) -> tuple[jax.Array]:
+        ref, form = self.ref, self.step.grid.form
+        if form.key_turned(form.head_dim):
+            key = ref.key_rows[tile.parity, item.kv_head, item.keys]
+        else:
+            key = ref.key[item.kv_head, tile.part(item.keys)]
+        return (dot(key, ref.scaled[item.head, item.queries], (1, 1), exact=self.exact),)
+
+    def enter(self, tile: Tile) -> None:
+        ref, step = self.ref, self.step
+        dim = step.grid.form.value_dim
+        for head in range(ref.value.shape[0]):
+            turned = step.grid.form.key_turned(dim)
+            value = ref.value[head, :, tile.held] if turned else ref.value[head, tile.held].T
+            if tile.masked:
+                value = jnp.where(step.seen(tile, value.shape, 1), value, jnp.zeros_like(value))
+            ref.value_columns[head, :dim, : tile.keys] = value
+        if tile.masked:
+            step.mark_visible(tile)
+
+    def fold(self, tile: Tile, item: Item, *products: jax.Array) -> None:
+        ref, form = self.ref, self.step.grid.form
+        weights, shrink = [], []
+        for local, columns in item.strips():
+            x = capped(products[0][:, local], form)
+            if tile.masked:
+                x = jnp.where(ref.visible[:, columns] > 0, x, MASKED)
+            before = ref.maximum[item.head, :, columns]
+            maximum = jnp.maximum(before, jnp.max(x, axis=0, keepdims=True))
+            ref.maximum[item.head, :, columns] = maximum
+            weights.append(jnp.exp2(x - maximum).astype(form.dtype))
+            shrink.append(jnp.exp2(before - maximum))
+        value = ref.value_columns[item.kv_head, :, item.keys]
+        sums = dot(value, jnp.concatenate(weights, axis=1), (1, 0), exact=self.exact)
+        before = ref.sums[item.head, :, item.queries] * jnp.concatenate(shrink, axis=1)
+        ref.sums[item.head, :, item.queries] = before + sums
 
 
 def _kernel(*refs: Any, names: tuple[str, ...], grid: Grid, exact: bool) -> None:
@@ -74,7 +133,6 @@ def _kernel(*refs: Any, names: tuple[str, ...], grid: Grid, exact: bool) -> None
     form, blocks = grid.form, grid.blocks
     step = Step(grid, ref)
     dim, ones = form.value_dim, slice(form.ones_row, form.ones_row + ONES)
-    key_turned, value_turned = form.key_turned(form.head_dim), form.key_turned(dim)
     query_turned = form.query_turned(form.head_dim)
 
     @pl.when(step.is_first)
@@ -85,46 +143,15 @@ def _kernel(*refs: Any, names: tuple[str, ...], grid: Grid, exact: bool) -> None
         if dim < form.ones_row:
             rest = blocks.kv_heads, form.ones_row - dim, blocks.keys
             ref.value_columns[:, dim : form.ones_row] = jnp.zeros(rest, form.dtype)
-        if form.sinks:
-            for head in range(blocks.heads):
+        for head in range(blocks.heads):
+            query = ref.query[head].T if query_turned else ref.query[head]
+            ref.scaled[head] = scaled(query, form)
+            if form.sinks:
                 sink = ref.sinks[jax.lax.rem(step.head(head), form.heads)] * LOG2_E
                 ref.maximum[head] = jnp.full((1, blocks.queries), sink, F32)
                 ref.sums[head, ones] = jnp.ones((ONES, blocks.queries), F32)
 
-    def compute(masked: bool) -> None:
-        for head in range(blocks.kv_heads):
-            value = ref.value[head] if value_turned else ref.value[head].T
-            if masked:
-                key = step.key_places(0, value.shape, 1)
-                seen = (key >= step.span(SEEN_FIRST)) & (key < step.span(SEEN_END))
-                value = jnp.where(seen, value, jnp.zeros_like(value))
-            ref.value_columns[head, :dim] = value
-            if key_turned:
-                ref.key_rows[head] = ref.key[head].T
-        keys = ref.key_rows if key_turned else ref.key
-
-        def scores(head: int, kv_head: int, chunk: int) -> jax.Array:
-            key = keys[kv_head, pl.ds(chunk * blocks.chunk, blocks.chunk)]
-            return dot(key, ref.query[head], (1, 0 if query_turned else 1), exact=exact)
-
-        def fold(head: int, kv_head: int, chunk: int, products: jax.Array) -> None:
-            weights, shrink = [], []
-            for columns in columns_of(blocks.queries):
-                x = capped(products[:, columns], form)
-                if masked:
-                    x = jnp.where(step.visible(chunk, columns), x, MASKED)
-                before = ref.maximum[head, :, columns]
-                maximum = jnp.maximum(before, jnp.max(x, axis=0, keepdims=True))
-                ref.maximum[head, :, columns] = maximum
-                weights.append(jnp.exp2(x - maximum).astype(form.dtype))
-                shrink.append(jnp.exp2(before - maximum))
-            value = ref.value_columns[kv_head, :, pl.ds(chunk * blocks.chunk, blocks.chunk)]
-            sums = dot(value, jnp.concatenate(weights, axis=1), (1, 0), exact=exact)
-            ref.sums[head] = ref.sums[head] * jnp.concatenate(shrink, axis=1) + sums
-
-        pipelined(step.items(), scores, fold)
-
-    step.visit(compute)
+    step.visit(_Work(step, ref, exact))
 
     @pl.when(step.is_last)
     def _() -> None:
@@ -141,11 +168,19 @@ def _kernel(*refs: Any, names: tuple[str, ...], grid: Grid, exact: bool) -> None
         jax.lax.fori_loop(0, blocks.heads, finish, 0)
 
 
+def factor(form: Form) -> float:
+    """Of queries, before their products with keys."""
+    return form.scale * LOG2_E if form.softcap is None else form.scale / form.softcap
+
+
+def scaled(query: jax.Array, form: Form) -> jax.Array:
+    """Queries times `factor`: a multiplication for each of them is none for each score."""
+    return (query.astype(F32) * factor(form)).astype(form.dtype)
+
+
 def capped(products: jax.Array, form: Form) -> jax.Array:
-    """Products as scores: scaled, capped, and times log2(e)."""
-    if form.softcap is None:
-        return products * (form.scale * LOG2_E)
-    return jnp.tanh(products * (form.scale / form.softcap)) * (form.softcap * LOG2_E)
+    """Products with scaled queries as scores: capped, and times log2(e)."""
+    return products if form.softcap is None else jnp.tanh(products) * (form.softcap * LOG2_E)
 
 
 def call(

@@ -8,7 +8,6 @@ queries see as a whole need no mask. These numbers, the *spans*, are in scalar m
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,14 +19,16 @@ from jax.experimental.pallas import tpu as pltpu
 from .decode_config import COMPILER_BYTES, VMEM_BYTES, VMEM_SHARE
 from .shapes import LANES, SUBLANES, round_up, stored_transposed, visible_pairs
 
-# Longest sides of a tile, and how many query heads are computed together: two products of several are under way
-# while a third one's softmax is computed.
-MOST_QUERIES, MOST_KEYS, MOST_HEADS, CHUNK = 512, 512, 8, 256
+# Most queries, keys and heads that are computed together, and the sides of one product of theirs, which are those of
+# the largest matrix units.
+MOST_QUERIES, MOST_KEYS, MOST_HEADS, SIDE = 512, 512, 8, 256
 # Of float32: a product is six of bfloat16, and a program of that many would take the compiler minutes.
 MOST_QUERIES_F32, MOST_HEADS_F32 = 256, 2
+# Keys that are in vector memory, where not all have room.
+HELD = (16384, 4096, 1024, 512, 256, 128)
 # Rows behind those of a value, of ones: the product with the weights then has their sums too.
 ONES = 16
-# The spans of a block of queries: tiles of keys that it needs; those that need no mask; the keys that it sees.
+# The spans of a block of queries: chunks of keys that it needs; those that need no mask; the keys that it sees.
 FIRST, END, WHOLE_FIRST, WHOLE_END, SEEN_FIRST, SEEN_END, FIELDS = range(7)
 
 
@@ -95,19 +96,32 @@ class Blocks:
     """How a kernel divides its work.
 
     Attributes:
-      queries, keys: sides of a tile, multiples of 128.
+      queries: of one step, a multiple of 128.
+      keys: of a tile that needs no mask, a multiple of `chunk`.
+      chunk: keys of one product, and of a tile that needs a mask; a multiple of 128.
+      held: keys of one step, a multiple of `keys`.
       heads: query heads of one step: all of `kv_heads` kv heads, or some of one.
       kv_heads: kv heads of one step.
-      chunk: keys of one product.
       vmem_bytes: vector memory the kernel may use.
     """
 
     queries: int
     keys: int
+    chunk: int
+    held: int
     heads: int
     kv_heads: int
-    chunk: int
     vmem_bytes: int
+
+    @property
+    def width(self) -> int:
+        """Queries of one product."""
+        return SIDE if self.queries % SIDE == 0 else LANES
+
+    @property
+    def items(self) -> list[tuple[int, int]]:
+        """The products of a chunk: query head and first query."""
+        return [(head, begin) for head in range(self.heads) for begin in range(0, self.queries, self.width)]
 
 
 def choose(form: Form, tpu: str, needed: Callable[[Form, Blocks], int]) -> Blocks | None:
@@ -132,24 +146,26 @@ def _candidates(form: Form, limit: int) -> Iterator[Blocks]:
         heads = [(n * form.group, n) for n in several if n > 1] + heads
     queries = min(MOST_QUERIES if narrow else MOST_QUERIES_F32, round_up(form.queries, LANES))
     keys = min(MOST_KEYS, round_up(form.keys, LANES))
-    for most in (MOST_QUERIES, 256, LANES):
+    for most in (MOST_QUERIES, SIDE, LANES):
         for together, of in heads:
             wide = min(keys, most)
-            chunk = CHUNK if wide % CHUNK == 0 else LANES
-            yield Blocks(min(queries, most), wide, together, of, chunk, limit)
+            chunk = SIDE if wide % SIDE == 0 else LANES
+            whole = round_up(form.keys, wide)
+            for held in [whole, *(n for n in HELD if n < whole and n % wide == 0)]:
+                yield Blocks(min(queries, most), wide, chunk, held, together, of, limit)
 
 
 def _divisors(number: int, most: int) -> list[int]:
     return [n for n in range(min(number, most), 0, -1) if number % n == 0]
 
 
-def step_bytes(form: Form, blocks: Blocks, tiles: int) -> int:
-    """Vector memory of what each step of a kernel holds: q, k, v, an output like q, twice; and `tiles` of scores."""
+def step_bytes(form: Form, blocks: Blocks, products: int) -> int:
+    """Vector memory of what each step of a kernel holds: q, k, v, an output like q, twice; and so many products."""
     rows = blocks.heads * blocks.queries * (_padded(form.head_dim) + _padded(form.value_dim))
-    keys = blocks.kv_heads * blocks.keys * (_padded(form.head_dim) + _padded(form.value_dim))
-    numbers = 2 * (rows + keys) + keys
+    keys = blocks.kv_heads * blocks.held * (_padded(form.head_dim) + _padded(form.value_dim))
     places = 2 * SUBLANES * blocks.queries * (2 * blocks.heads + 2) * 4
-    return numbers * form.itemsize + places + tiles * blocks.chunk * blocks.queries * 4
+    scores = blocks.chunk * (products * blocks.width + blocks.queries) * 4
+    return 2 * (rows + keys) * form.itemsize + places + scores
 
 
 def _padded(dim: int) -> int:
@@ -168,13 +184,13 @@ def spans(first: jax.Array, end: jax.Array, blocks: Blocks) -> jax.Array:
     seen_first = jnp.minimum(seen_first, seen_end)
 
     def up(key: jax.Array) -> jax.Array:
-        return (key + (blocks.keys - 1)) // blocks.keys
+        return (key + (blocks.chunk - 1)) // blocks.chunk
 
     fields = [
-        seen_first // blocks.keys,
+        seen_first // blocks.chunk,
         up(seen_end),
         up(first.max(-1)),
-        end.min(-1) // blocks.keys,
+        end.min(-1) // blocks.chunk,
         seen_first,
         seen_end,
     ]
@@ -184,18 +200,19 @@ def spans(first: jax.Array, end: jax.Array, blocks: Blocks) -> jax.Array:
 class Grid:
     """The steps of a kernel, and the blocks that each is given.
 
-    Axes: sequence, kv heads, part of their query heads, block of queries, tile of keys among those it needs.
+    Axes: sequence, kv heads, part of their query heads, block of queries, held keys among those it needs.
     """
 
     def __init__(self, form: Form, blocks: Blocks) -> None:
         self.form, self.blocks = form, blocks
         self.parts = form.group * blocks.kv_heads // blocks.heads
         self.query_blocks = -(-form.queries // blocks.queries)
-        self.key_tiles = -(-form.keys // blocks.keys)
-        self.steps = self.key_tiles
+        self.chunks = blocks.held // blocks.chunk
+        self.steps = -(-form.keys // blocks.held)
+        self.keys = self.steps * blocks.held
         if form.window is not None:
             together = form.window + blocks.queries - 1
-            self.steps = min(self.steps, max(together - 2, 0) // blocks.keys + 2)
+            self.steps = min(self.steps, max(together - 2, 0) // blocks.held + 2)
         self.shape = (
             form.sequences,
             form.kv_heads // blocks.kv_heads,
@@ -217,13 +234,16 @@ class Grid:
 
     def of_keys(self, dim: int) -> pl.BlockSpec:
         """Blocks of [B * H, S, dim], or turned."""
-        size, turned = self.blocks.keys, self.form.key_turned(dim)
+        size, turned = self.blocks.held, self.form.key_turned(dim)
 
         def index(b: Any, h: Any, g: Any, i: Any, j: Any, spans: Any, *_: Any) -> Any:
             at = (b * self.query_blocks + i) * FIELDS
-            # A step without work stays at its last tile, which costs no copy.
-            tile = jnp.clip(spans[at + FIRST] + j, 0, jnp.maximum(spans[at + END] - 1, 0))
-            return b * self.shape[1] + h, *((0, tile) if turned else (tile, 0))
+            last = jnp.maximum(spans[at + END] - 1, 0)
+            # A step without work stays where the last one was, which costs no copy.
+            place = jnp.minimum(
+                jax.lax.div(spans[at + FIRST], self.chunks) + j, jax.lax.div(last, self.chunks)
+            )
+            return b * self.shape[1] + h, *((0, place) if turned else (place, 0))
 
         return pl.BlockSpec((self.blocks.kv_heads, *((dim, size) if turned else (size, dim))), index)
 
@@ -237,70 +257,6 @@ class Grid:
     def of_runs(self) -> pl.BlockSpec:
         """Blocks of [B, 1, L]."""
         return pl.BlockSpec((1, 1, self.blocks.queries), lambda b, h, g, i, j, *_: (b, 0, i))
-
-
-class Step:
-    """One step of a kernel's grid, as the kernel sees it."""
-
-    def __init__(self, grid: Grid, ref: Any) -> None:
-        self.grid, self._ref = grid, ref
-        self.sequence, self.kv_heads, self.part, self.block, self.place = (pl.program_id(n) for n in range(5))
-        self._spans = (self.sequence * grid.query_blocks + self.block) * FIELDS
-        self.tile = self.span(FIRST) + self.place
-        self.is_first, self.is_last = self.place == 0, self.place == grid.steps - 1
-
-    def span(self, field: int) -> Any:
-        """A number of this block of queries."""
-        return self._ref.spans[self._spans + field]
-
-    def head(self, local: Any) -> Any:
-        """The query head, among those of all sequences, that is this step's `local`-th."""
-        return self.grid._query_head(self.sequence, self.kv_heads, self.part) * self.grid.blocks.heads + local
-
-    def visit(self, compute: Callable[[bool], None]) -> None:
-        """``compute(masked)``, if the block of queries needs this tile."""
-        live = self.tile < self.span(END)
-        whole = (self.tile >= self.span(WHOLE_FIRST)) & (self.tile < self.span(WHOLE_END))
-        pl.when(live & whole)(functools.partial(compute, False))
-        pl.when(live & ~whole)(functools.partial(compute, True))
-
-    def key_places(self, chunk: int, shape: tuple[int, int], axis: int) -> jax.Array:
-        """Which key of the sequence each number of a chunk is of."""
-        begin = self.tile * self.grid.blocks.keys + chunk * self.grid.blocks.chunk
-        return begin + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-
-    def visible(self, chunk: int, columns: slice) -> jax.Array:
-        """Which keys of a chunk, in rows, which queries see."""
-        first, end = (run[0, :, columns] for run in (self._ref.first, self._ref.end))
-        key = self.key_places(chunk, (self.grid.blocks.chunk, first.shape[1]), 0)
-        return (key >= first) & (key < end)
-
-    def items(self) -> list[tuple[int, int, int]]:
-        """The products of a step: query head, its kv head, chunk of keys."""
-        blocks = self.grid.blocks
-        group = blocks.heads // blocks.kv_heads
-        chunks = range(blocks.keys // blocks.chunk)
-        return [(head, head // group, chunk) for head in range(blocks.heads) for chunk in chunks]
-
-
-def pipelined(
-    items: list[Any], produce: Callable[..., Any], consume: Callable[..., None], ahead: int = 2
-) -> None:
-    """``consume(*item, produce(*item))`` for each, `ahead` products before their results are needed.
-
-    The core issues in order: matrix units are busy during a softmax only with what was issued before it.
-    """
-    ready = [produce(*item) for item in items[:ahead]]
-    for place, item in enumerate(items):
-        result = ready.pop(0)
-        if place + ahead < len(items):
-            ready.append(produce(*items[place + ahead]))
-        consume(*item, result)
-
-
-def columns_of(width: int) -> list[slice]:
-    """Strips of a tile's queries, narrow enough that a strip of scores stays in registers."""
-    return [slice(begin, begin + LANES) for begin in range(0, width, LANES)]
 
 
 def dot(a: jax.Array, b: jax.Array, contract: tuple[int, int], *, exact: bool) -> jax.Array:

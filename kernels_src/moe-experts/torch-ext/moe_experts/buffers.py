@@ -15,8 +15,8 @@ from .shapes import BLOCK, Config, Shape
 F32 = jnp.float32
 # Of the copies that are no pieces of weights: those made whole at the start, then these two.
 COUNTS_ARRIVED, OUT_ARRIVED, SEMAPHORES = 7, 8, 9
-# Columns that one activation takes; where gate and up alternate, which takes two transpositions, fewer.
-ACTIVATION_BLOCK, INTERLEAVED_BLOCK = 768, 256
+# Columns that one activation takes.
+ACTIVATION_BLOCK = 768
 
 
 def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
     x_width, h_width = shape.contraction(hidden), shape.contraction(shape.intermediate)
     columns, rows = config.columns(tokens), config.rows
     wide, tiles = (rows, columns // rows) if rows else (columns, 1)
-    experts = round_up(shape.experts, LANES)
+    experts = round_up(shape.all_experts, LANES)
     choices = (shape.choices, tokens) if shape.choices_first else (tokens, shape.choices)
     vmem, dma = pltpu.VMEM, pltpu.SemaphoreType.DMA
 
@@ -33,8 +33,12 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
         "index": vmem(choices, jnp.int32),
         "weights": vmem(choices, shape.routing_dtype),
         "x": vmem((tokens, hidden), shape.dtype),
-        "inner": vmem((tiles, wide, shape.gate_up_columns), F32),
-        "pairs": vmem((2 * INTERLEAVED_BLOCK, min(wide, LANES)), F32),
+        "inner": vmem(
+            (tiles, wide, shape.gate_up_columns)
+            if shape.halves
+            else (1, wide, min(BLOCK, config.gate_up_piece)),
+            F32,
+        ),
         "h": vmem((tiles, wide, h_width), shape.dtype),
         "sums": vmem((columns, hidden), F32),
         "result": vmem((tokens, hidden), shape.dtype),
@@ -43,7 +47,7 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
         "coefficient": vmem((columns, LANES), F32),
         "counts_vector": vmem((1, experts), jnp.int32),
         "counts": pltpu.SMEM((1, experts), jnp.int32),
-        "active": pltpu.SMEM((shape.experts + 1,), jnp.int32),
+        "active": pltpu.SMEM((shape.all_experts + 1,), jnp.int32),
         "arrived": dma((SEMAPHORES,)),
     }
     for name, length, contraction, contraction_first, piece, slots in (
@@ -68,6 +72,8 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
                 buffers[f"{part}_exponents"] = vmem((count, exponents_of(contraction), size), jnp.uint8)
             buffers[f"{part}_slots"] = vmem((count, *one), shape.weight_dtype)
             buffers[f"{part}_arrived"] = dma((count,))
+    if shape.shared:
+        buffers["shared_weights"] = vmem((1, tokens), F32)
     if (columns, x_width) != (tokens, hidden):
         buffers["x_padded"] = vmem((columns, x_width), shape.dtype)
     if shape.mxfp4:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from .activations import Gate
 from .ragged_dot import functions as ragged
+from .ragged_dot.common import product
 
 
 def composed_experts(
@@ -72,3 +73,18 @@ def composed_experts(
     out = ragged.permute(jnp.where(here, linear(inner, down_proj, down_bias, down_scale), 0), inverse, order)
     weighted = out.reshape(tokens, choices, hidden) * top_k_weights[..., None].astype(jnp.float32)
     return weighted.sum(axis=1).astype(hidden_states.dtype)
+
+
+def shared_expert(
+    hidden_states: jax.Array,
+    gate_up: jax.Array,
+    down: jax.Array,
+    weights: jax.Array,
+    *,
+    gate: Gate,
+    transposed: bool,
+) -> jax.Array:
+    """One expert for all tokens, by XLA's products: [T, H] f32."""
+    axis = 0 if transposed else 1
+    inner = gate.apply(product(hidden_states, gate_up, (1, axis))).astype(hidden_states.dtype)
+    return product(inner, down, (1, axis)) * weights[:, None].astype(jnp.float32)

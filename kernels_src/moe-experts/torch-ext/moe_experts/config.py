@@ -22,15 +22,22 @@ VMEM_SHARE = 0.875
 COMPILER_SHARE, COMPILER_BYTES = 1 / 16, 4 * MIB
 
 # A piece is about this long on the memory channel of a core (bytes a second): long enough that starting its DMA costs
-# little beside it, short enough that little is left to do once the last one is there, a piece of down. So much is to
-# be on its way that a slow start of a piece is not felt.
-GATE_UP_SECONDS, DOWN_SECONDS = 2e-6, 0.75e-6
+# little beside it, short enough that little is left to do once the last one is there, a piece of down; a v5p or TPU7x
+# has more to do for its bandwidth. So much is to be on its way that a slow start of a piece is not felt.
+GATE_UP_SECONDS = {"v4": 2e-6, "v5e": 2e-6, "v5p": 1e-6, "v6e": 2e-6, "tpu7x": 1e-6}
+DOWN_SECONDS = 0.75e-6
 SECONDS_AHEAD, MOST_AHEAD = 6e-6, 4  # experts
+SLOT_SHARES = ((0.75, 1.0), (0.5, 1.0), (0.5, 0.5), (0.25, 0.25), (0.125, 0.125), (0.0, 0.0))
+# Of the columns of a piece of gate_up: where gate and up alternate, half as many are left of them.
+GATE_UP_MULTIPLE = 2 * LANES
+UNEQUAL = 3
 BANDWIDTH = {"v4": 1.2e12, "v5e": 0.82e12, "v5p": 2.77e12, "v6e": 1.64e12, "tpu7x": 3.69e12}
 
 # Up to so many tokens every active expert computes all of them, as products hide behind weights. More are gathered,
-# so many rows at a time as an expert is likely to have; a power of two from 16 to 128.
-DENSE_TOKENS = {"v4": 64, "v5e": 128, "v5p": 64, "v6e": 256, "tpu7x": 256}
+# so many rows at a time as an expert is likely to have; a power of two from 16 to 128. (Shapes do not say how many
+# experts other ranks have: only where all of these have few tokens is it certain.)
+DENSE_TOKENS = {"v4": 64, "v5e": 128, "v5p": 64, "v6e": 256, "tpu7x": 128}
+FEWEST_PAIRS, FEWEST_ROWS = 8, 16
 FEW_TOKENS, FEW_ROWS, ROWS = 256, 32, 64
 # Above, products cost more than weights, and a grouped matmul over sorted rows is the better program.
 MOST_TOKENS = {"v4": 256, "v5e": 1024, "v5p": 512, "v6e": 1024, "tpu7x": 512}
@@ -54,12 +61,18 @@ def choose(shape: Shape, tpu: str) -> Config | None:
     if gathers and narrower > 1 and tpu == "v4":
         return None
     limit = int(VMEM_BYTES[tpu] * VMEM_SHARE)
-    rows = (FEW_ROWS if shape.tokens <= FEW_TOKENS else ROWS) if gathers else 0
+    rows = _rows(shape) if gathers else 0
     for config in _candidates(shape, tpu, rows, limit):
         taken = vmem_bytes(buffers_of(shape, config)) + _floats_bytes(shape)
         if taken * (1 + COMPILER_SHARE) + COMPILER_BYTES <= limit:
             return config
     return None
+
+
+def _rows(shape: Shape) -> int:
+    if shape.tokens * shape.choices <= FEWEST_PAIRS * shape.experts:
+        return FEWEST_ROWS
+    return FEW_ROWS if shape.tokens <= FEW_TOKENS else ROWS
 
 
 def _floats_bytes(shape: Shape) -> int:
@@ -77,25 +90,31 @@ def _candidates(shape: Shape, tpu: str, rows: int, limit: int) -> Iterator[Confi
         piece_bytes = BANDWIDTH[tpu] * shrink
         gate_up_columns, down_columns = (
             min(seconds * piece_bytes / row, BLOCK if shape.mxfp4 else math.inf)
-            for seconds, row in ((GATE_UP_SECONDS, gate_up_row), (DOWN_SECONDS, down_row))
+            for seconds, row in ((GATE_UP_SECONDS[tpu], gate_up_row), (DOWN_SECONDS, down_row))
         )
-        gate_up_piece, gate_up_pieces = _pieces(shape.gate_up_columns, gate_up_columns)
-        down_piece, down_pieces = _pieces(shape.hidden, down_columns)
-        wanted = Config(gate_up_piece, down_piece, ahead * gate_up_pieces, ahead * down_pieces, rows, limit)
+        gate_up_piece, gate_up_pieces = _pieces(shape.gate_up_columns, gate_up_columns, GATE_UP_MULTIPLE)
+        down_piece, down_pieces = _pieces(shape.hidden, down_columns, LANES)
+        slots = (max(2, ahead * pieces) for pieces in (gate_up_pieces, down_pieces))
+        wanted = Config(gate_up_piece, down_piece, *slots, rows, limit)
         yield wanted
-        for share in (0.75, 0.5, 0.25, 0.125, 0.0):
+        # Those of down last: they wait while gate_up is consumed, and no DMA runs once all are full.
+        for gate_up_share, down_share in SLOT_SHARES:
             yield dataclasses.replace(
                 wanted,
-                gate_up_slots=max(int(wanted.gate_up_slots * share), min(2, gate_up_pieces)),
-                down_slots=max(int(wanted.down_slots * share), min(2, down_pieces)),
+                gate_up_slots=max(int(wanted.gate_up_slots * gate_up_share), min(2, gate_up_pieces)),
+                down_slots=max(int(wanted.down_slots * down_share), min(2, down_pieces)),
             )
-        if gate_up_piece <= LANES and down_piece <= LANES:
+        if gate_up_piece <= GATE_UP_MULTIPLE and down_piece <= LANES:
             return
         shrink /= 2
 
 
-def _pieces(length: int, wanted: float) -> tuple[int, int]:
-    """The size and number of whole pieces of an axis, a multiple of 128 or all of it. What is left is shorter."""
+def _pieces(length: int, wanted: float, multiple: int) -> tuple[int, int]:
+    """The size and number of whole pieces of an axis, a multiple or all of it. What is left is shorter."""
     count = max(1, round(length / max(wanted, 1)))
-    piece = round_up(pl.cdiv(length, count), LANES)
+    piece = round_up(pl.cdiv(length, count), multiple)
+    # A few unequal pieces cost more than they hide.
+    while 1 < count <= UNEQUAL and length % piece:
+        count -= 1
+        piece = round_up(pl.cdiv(length, count), multiple)
     return (length, 1) if piece >= length else (piece, length // piece)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from .activations import Gate
-from .composed import composed_experts
+from .composed import composed_experts, shared_expert
 from .config import choose
 from .kernel import call
 from .ragged_dot.tiles import round_up
@@ -32,6 +32,9 @@ def fused_experts(
     down_bias: jax.Array | None = None,
     gate_up_scale: jax.Array | None = None,
     down_scale: jax.Array | None = None,
+    shared_gate_up: jax.Array | None = None,
+    shared_down: jax.Array | None = None,
+    shared_weights: jax.Array | None = None,
     *,
     transposed: bool = False,
     activation: str = "silu",
@@ -59,6 +62,10 @@ def fused_experts(
       gate_up_bias, down_bias: [E, U] and [E, H]; both or none.
       gate_up_scale, down_scale: [E, U] and [E, H], f32: what the columns of int8 weights are multiplied by; or the
         exponents of MXFP4.
+      shared_gate_up, shared_down: one more expert, which all tokens have: [U', H] and [H, I'], or [H, U'] and [I', H]
+        when `transposed`. In the same call if it is as large as the others, without biases and not quantised; else
+        beside it.
+      shared_weights: [T], what that expert's results are multiplied by; None: nothing.
       activation, gated, interleaved, alpha, limit, up_offset: see `activations.Gate`.
       tpu: generation that the kernel is made for.
       config: in place of the chosen one.
@@ -71,7 +78,12 @@ def fused_experts(
     static = _Static(gate, transposed, tpu, config, interpret)
     vectors = (gate_up_bias, down_bias, gate_up_scale, down_scale)
     index = top_k_index.astype(jnp.int32)
-    return _fused_experts(static, hidden_states, index, top_k_weights, gate_up_proj, down_proj, *vectors)
+    if shared_gate_up is not None and shared_weights is None:
+        shared_weights = jnp.ones(len(hidden_states), jnp.float32)
+    shared = (shared_gate_up, shared_down, shared_weights)
+    return _fused_experts(
+        static, hidden_states, index, top_k_weights, gate_up_proj, down_proj, *vectors, *shared
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,9 +99,8 @@ class _Static:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _fused_experts(static: _Static, *operands: Any) -> jax.Array:
-    hidden_states, index, weights, gate_up, down, *vectors = operands
-    if hidden_states.size == 0 or index.size == 0 or down.size == 0:
-        return jnp.zeros_like(hidden_states)
+    hidden_states, index, weights, gate_up, down, *others = operands
+    vectors, shared = others[:4], others[4:]
     shape = shape_of(
         hidden_states,
         index,
@@ -99,7 +110,14 @@ def _fused_experts(static: _Static, *operands: Any) -> jax.Array:
         gate=static.gate,
         transposed=static.transposed,
         biased=vectors[0] is not None,
+        shared=shared[0],
     )
+    no_work = hidden_states.size == 0 or index.size == 0 or down.size == 0
+    if shared[0] is not None and (no_work or not shape.shared):
+        routed = _fused_experts(static, *operands[:-3], None, None, None)
+        return _beside(static, routed, hidden_states, *shared)
+    if no_work:
+        return jnp.zeros_like(hidden_states)
     config = static.config or choose(shape, static.tpu)
     if config is None:
         return _composed(static, *operands)
@@ -107,27 +125,47 @@ def _fused_experts(static: _Static, *operands: Any) -> jax.Array:
         index, weights = index.T, weights.T
     if shape.gate_up_contraction_first is not static.transposed:
         gate_up = jnp.swapaxes(gate_up, 1, 2)
+        shared[0] = shared[0] if shared[0] is None else shared[0].T
     if shape.down_contraction_first is not static.transposed:
         down = jnp.swapaxes(down, 1, 2)
+        shared[1] = shared[1] if shared[1] is None else shared[1].T
     if static.interpret is False:
         # Else XLA may bring all experts' weights to vector memory ahead of the call, active or not.
-        gate_up, down = (pltpu.with_memory_space_constraint(w, pltpu.HBM) for w in (gate_up, down))
+        in_hbm = functools.partial(pltpu.with_memory_space_constraint, memory_space=pltpu.HBM)
+        gate_up, down = in_hbm(gate_up), in_hbm(down)
         if shape.mxfp4:
-            vectors[2:] = (pltpu.with_memory_space_constraint(w, pltpu.HBM) for w in vectors[2:])
+            vectors[2:] = map(in_hbm, vectors[2:])
+        if shape.shared:
+            shared[:2] = map(in_hbm, shared[:2])
     named = {"index": index, "weights": weights, "x": hidden_states, "gate_up": gate_up, "down": down}
     of_columns = zip(("gate_up_bias", "down_bias", "gate_up_scale", "down_scale"), vectors, strict=True)
     named |= {name: vector for name, vector in of_columns if vector is not None}
+    if shape.shared:
+        into, back, share = shared
+        named |= {
+            "shared_gate_up": into,
+            "shared_down": back,
+            "shared_weights": share[None].astype(jnp.float32),
+        }
     return call(named, shape, static.gate, config, static.interpret)
 
 
 def _composed(static: _Static, *operands: Any) -> jax.Array:
-    return composed_experts(
-        *operands,
+    *experts, into, back, share = operands
+    out = composed_experts(
+        *experts,
         gate=static.gate,
         transposed=static.transposed,
         tpu=static.tpu,
         interpret=static.interpret,
     )
+    return out if into is None else _beside(static, out, operands[0], into, back, share)
+
+
+def _beside(static: _Static, out: jax.Array, hidden_states: jax.Array, *shared: jax.Array) -> jax.Array:
+    """The experts' result `out` with that of a shared one."""
+    more = shared_expert(hidden_states, *shared, gate=static.gate, transposed=static.transposed)
+    return (out.astype(jnp.float32) + more).astype(out.dtype)
 
 
 def _forward(static: _Static, *operands: Any) -> tuple[jax.Array, tuple[Any, ...]]:
@@ -158,6 +196,7 @@ def shape_of(
     gate: Gate,
     transposed: bool,
     biased: bool,
+    shared: jax.Array | None = None,
 ) -> Shape:
     """What the kernel is made for: the operands' axes, and how XLA stores them."""
     tokens, hidden = hidden_states.shape
@@ -177,6 +216,11 @@ def shape_of(
         choices_first=stored_transposed(*index.shape),
         gate_up_contraction_first=transposed is (as_written or not stored_transposed(*gate_up.shape[1:])),
         down_contraction_first=transposed is (as_written or not stored_transposed(*down.shape[1:])),
+        interleaved=gate.interleaved,
+        shared=shared is not None
+        and not biased
+        and (shared.shape, shared.dtype, gate_up.dtype)
+        == (gate_up.shape[1:], gate_up.dtype, hidden_states.dtype),
     )
 
 

@@ -13,6 +13,7 @@ everything itself, and reads only the weights of experts that have tokens::
     ids [T, k] ── count ──> active experts, compact, in SMEM
     ids, routing weights ─> coefficient of each token for each expert [C, E]
     hidden [T, H] ────────> x [C, H], resident
+    a shared expert: one more, with all tokens; its weights come first, before the ids are known
     for each active expert:                       DMAs of the next pieces run all the time
         for each piece of gate_up:   wait, inner[:, piece] = x · piece, refill its slot
         h = act(gate) * up
@@ -41,7 +42,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from .activations import Gate
-from .buffers import ACTIVATION_BLOCK, COUNTS_ARRIVED, INTERLEAVED_BLOCK, OUT_ARRIVED, buffers_of
+from .buffers import ACTIVATION_BLOCK, COUNTS_ARRIVED, OUT_ARRIVED, buffers_of
+from .ragged_dot.epilogue import even_columns
 from .ragged_dot.quantised import mxfp4_values
 from .ragged_dot.tiles import LANES
 from .shapes import BLOCK, Config, Shape
@@ -89,17 +91,23 @@ class _Stream:
     piece: int
     pieces: int
     contraction_first: bool
+    shared: Any = None  # [rows, K], or [K, rows]: the expert that comes after the E
 
     @property
     def count(self) -> int:
         """Of slots."""
         return int(self.arrived.shape[0])
 
-    def _copies(self, expert: Any, index: Any, slot: Any) -> list[Any]:
+    def _copies(self, index: Any, slot: Any, expert: Any = None) -> list[Any]:
+        """Of a piece of an expert; unless it is given, of the shared one."""
         rows = pl.ds(pl.multiple_of(self.begin + index * self.piece, LANES), self.piece)
-        there = (expert, slice(None), rows) if self.contraction_first else (expert, rows)
+        there = (slice(None), rows) if self.contraction_first else (rows,)
         return [
-            pltpu.make_async_copy(weights.at[there], slots.at[slot], self.arrived.at[slot])
+            pltpu.make_async_copy(
+                self.shared.at[there] if expert is None else weights.at[(expert, *there)],
+                slots.at[slot],
+                self.arrived.at[slot],
+            )
             for weights, slots in self.rings
         ]
 
@@ -109,10 +117,16 @@ class _Stream:
 
         @pl.when(step < active)
         def _() -> None:
-            for copy in self._copies(
-                experts[step], place - step * self.pieces, jax.lax.rem(place, self.count)
-            ):
-                copy.start()
+            piece, expert = (place - step * self.pieces, jax.lax.rem(place, self.count)), experts[step]
+            if self.shared is None:
+                return _start(self._copies(*piece, expert))
+            own = expert < self.rings[0][0].shape[0]
+            pl.when(own)(lambda: _start(self._copies(*piece, expert)))
+            pl.when(~own)(lambda: _start(self._copies(*piece)))
+
+    def start_shared(self, index: Any) -> None:
+        """Starts the copy of a piece of the shared expert, the first of all."""
+        _start(self._copies(index, index))
 
     def each(self, step: Any, experts: Any, active: Any, visit: Callable[[Any, Any], None]) -> None:
         """``visit(first row, slot)`` for each piece of an expert once it is there; then refills its slot."""
@@ -120,7 +134,7 @@ class _Stream:
         def piece(index: Any) -> None:
             place = step * self.pieces + index
             slot = jax.lax.rem(place, self.count)
-            for copy in self._copies(0, index, slot):
+            for copy in self._copies(index, slot, 0):
                 copy.wait()
             visit(self.begin + index * self.piece, slot)
             self.start(place + self.count, experts, active)
@@ -134,10 +148,17 @@ class _Stream:
         return [slots.at[there] for _, slots in self.rings]
 
 
-def _prime(streams: list[_Stream], experts: Any, active: Any) -> None:
-    """Fills all slots, one expert after the other, as they are used."""
+def _start(copies: list[Any]) -> None:
+    for copy in copies:
+        copy.start()
 
-    def expert(step: Any) -> None:
+
+def _prime(streams: list[_Stream], experts: Any, first: int, active: Any) -> None:
+    """Fills all slots for the active experts from the `first` on, one after the other, as they are used."""
+
+    def expert(index: Any) -> None:
+        step = first + index
+
         for stream in streams:
 
             def piece(index: Any, stream: _Stream = stream) -> None:
@@ -147,7 +168,7 @@ def _prime(streams: list[_Stream], experts: Any, active: Any) -> None:
             # In a loop, as the compiler would reorder the starts of unrolled code.
             _repeat(stream.pieces, piece)
 
-    _repeat(max(pl.cdiv(stream.count, stream.pieces) for stream in streams), expert)
+    _repeat(max(pl.cdiv(stream.count, stream.pieces) for stream in streams) - first, expert)
 
 
 def _streams(ref: Any, name: str, piece: int, *, contraction_first: bool, mxfp4: bool) -> list[_Stream]:
@@ -165,6 +186,7 @@ def _streams(ref: Any, name: str, piece: int, *, contraction_first: bool, mxfp4:
             size,
             pieces,
             contraction_first,
+            getattr(ref, f"shared_{name}_hbm", None),
         )
         for part, begin, size, pieces in parts
     ]
@@ -178,27 +200,12 @@ def _kernel(
     tokens, hidden = ref.x_hbm.shape
     rows = config.rows
 
-    whole = ["index", "weights", "x", *shape.vectors]
+    whole = ["index", "weights", "x", *shape.vectors, *(["shared_weights"] if shape.shared else [])]
     copies = {
         name: pltpu.make_async_copy(getattr(ref, f"{name}_hbm"), getattr(ref, name), ref.arrived.at[i])
         for i, name in enumerate(whole)
     }
-    for copy in copies.values():
-        copy.start()
-
-    # Experts with tokens, in order.
-    copies["index"].wait()
-    index = [_choice(ref.index, j, shape) for j in range(shape.choices)]
-    expert = _iota((ref.counts_vector.shape[1], 1), 0)
-    chosen = functools.reduce(jnp.logical_or, [row == expert for row in index])  # [E, T]
-    ref.counts_vector[...] = _as_row(jnp.sum(chosen.astype(F32), axis=1, keepdims=True)).astype(jnp.int32)
-    to_smem = pltpu.make_async_copy(ref.counts_vector, ref.counts, ref.arrived.at[COUNTS_ARRIVED])
-    to_smem.start()
-    to_smem.wait()
-    active = jnp.int32(0)
-    for e in range(shape.experts):
-        ref.active[active] = e
-        active += (ref.counts[0, e] > 0).astype(jnp.int32)
+    _start(list(copies.values()))
 
     gate_up = _streams(
         ref,
@@ -214,11 +221,37 @@ def _kernel(
         contraction_first=shape.down_contraction_first,
         mxfp4=shape.mxfp4,
     )
-    _prime(gate_up + down, ref.active, active)
+    if shape.shared:
+        ref.active[0] = shape.experts
+        for stream in gate_up + down:
+            _repeat(min(stream.pieces, stream.count), stream.start_shared)
+
+    # Experts with tokens, in order.
+    copies["index"].wait()
+    index = [_choice(ref.index, j, shape) for j in range(shape.choices)]
+    if shape.shared:
+        # Who names that expert does not have it twice.
+        index = [jnp.where(row == shape.experts, -1, row) for row in index]
+        index.append(jnp.full_like(index[0], shape.experts))
+    expert = _iota((ref.counts_vector.shape[1], 1), 0)
+    chosen = functools.reduce(jnp.logical_or, [row == expert for row in index])  # [E, T]
+    ref.counts_vector[...] = _as_row(jnp.sum(chosen.astype(F32), axis=1, keepdims=True)).astype(jnp.int32)
+    to_smem = pltpu.make_async_copy(ref.counts_vector, ref.counts, ref.arrived.at[COUNTS_ARRIVED])
+    to_smem.start()
+    to_smem.wait()
+    active = jnp.int32(shape.shared)
+    for e in range(shape.experts):
+        ref.active[active] = e
+        active += (ref.counts[0, e] > 0).astype(jnp.int32)
+
+    _prime(gate_up + down, ref.active, int(shape.shared), active)
 
     # Until the first weights are there: coefficients, and whatever else is needed once.
     copies["weights"].wait()
     weights = [_choice(ref.weights, j, shape) for j in range(shape.choices)]
+    if shape.shared:
+        copies["shared_weights"].wait()
+        weights.append(ref.shared_weights[...])
     by_expert = ref.coefficients_by_expert  # [E, C]
     by_expert[...] = jnp.zeros_like(by_expert)
     by_expert[:, :tokens] = functools.reduce(
@@ -236,7 +269,7 @@ def _kernel(
         ref.h[:, :, shape.intermediate :] = jnp.zeros_like(ref.h[:, :, shape.intermediate :])
     if rows:
         _rank(ref, chosen, tokens, dot)
-        _take_out_what_is_not_finite(ref, x, shape.experts)
+        _take_out_what_is_not_finite(ref, x, shape.all_experts)
     for name in shape.vectors:
         copies[name].wait()
         getattr(ref, f"{name}_rows")[...] = getattr(ref, name)[...].astype(F32)
@@ -287,7 +320,12 @@ def _kernel(
 
         def into(first: Any, size: int, product: Callable[[jax.Array], jax.Array]) -> None:
             def tile(t: Any) -> None:
-                ref.inner[t, :, pl.ds(first, size)] = product(ref.gathered[t] if rows else x[...])
+                value = product(ref.gathered[t] if rows else x[...])
+                if shape.halves:
+                    ref.inner[t, :, pl.ds(first, size)] = value
+                else:
+                    ref.inner[0, :, :size] = value
+                    _activate(ref, t, gate, first, size)
 
             tiles(tile)
 
@@ -312,7 +350,8 @@ def _kernel(
         else:
             ref.coefficient[...] = jnp.broadcast_to(_column(ref.coefficients, e), ref.coefficient.shape)
         products("gate_up", gate_up, into)
-        tiles(lambda t: _activate(ref, t, gate, shape.intermediate))
+        if shape.halves:
+            tiles(lambda t: _combine_halves(ref, t, gate, shape.intermediate))
         products("down", down, back)
 
     _repeat(active, layer)
@@ -325,37 +364,34 @@ def _kernel(
     pltpu.make_async_copy(ref.result, ref.out, ref.arrived.at[OUT_ARRIVED]).wait()
 
 
-def _activate(ref: Any, t: Any, gate: Gate, inner: int) -> None:
-    """From a tile of the first product [C, U] to one of the second's operand [C, I], with I = `inner`."""
-    both, h = ref.inner.at[t], ref.h.at[t]
-    tokens = h.shape[0]
+def _activate(ref: Any, t: Any, gate: Gate, first: Any, size: int) -> None:
+    """From columns of the first product, in `inner`, to those of the second's operand that they make: no others do."""
+    ratio = 2 if gate.gated else 1
+
+    def block(at: Any, columns: int) -> None:
+        x = ref.inner[0, :, pl.ds(at, columns)]
+        if gate.gated:
+            # Each gate meets the up beside it; what its up meets is left out.
+            following = jnp.concatenate([x[:, 1:], x[:, :1]], axis=1)
+            value = even_columns(gate.combine(x, following).astype(ref.h.dtype))
+        else:
+            value = gate.activate(x).astype(ref.h.dtype)
+        place = (first + at) // ratio
+        place = place if isinstance(place, int) else pl.multiple_of(place, LANES)
+        ref.h[t, :, pl.ds(place, columns // ratio)] = value
+
+    _blocks(size, ACTIVATION_BLOCK, block)
+
+
+def _combine_halves(ref: Any, t: Any, gate: Gate, intermediate: int) -> None:
+    """From a tile of the first product [C, 2I], all of gate before all of up, to one of the second's operand [C, I]."""
 
     def block(at: Any, size: int) -> None:
-        if not gate.gated:
-            write(slice(None), at, size, gate.activate(both[:, pl.ds(at, size)]))
-        elif gate.interleaved:
-            # Every other row can be read, every other lane cannot; and only rows of one register's width.
-            for first in range(0, tokens, LANES):
-                count = min(LANES, tokens - first)
-                some = pl.ds(first, count)
-                ref.pairs[: 2 * size, :count] = both[some, pl.ds(2 * at, 2 * size)].T
-                pair = (ref.pairs[pl.ds(which, size, stride=2), :] for which in (0, 1))
-                write(some, at, size, gate.combine(*pair).T[:count])
-        else:
-            write(
-                slice(None),
-                at,
-                size,
-                gate.combine(both[:, pl.ds(at, size)], both[:, pl.ds(inner + at, size)]),
-            )
-
-    def write(some: Any, at: Any, size: int, value: jax.Array) -> None:
-        h[some, pl.ds(at, size)] = value.astype(h.dtype)
+        of_gate, of_up = (ref.inner[t, :, pl.ds(half + at, size)] for half in (0, intermediate))
+        ref.h[t, :, pl.ds(at, size)] = gate.combine(of_gate, of_up).astype(ref.h.dtype)
 
     # Only from a multiple of 128 on can lanes be read in a loop.
-    looped = gate.interleaved or not gate.gated or inner % LANES == 0
-    size = INTERLEAVED_BLOCK if gate.interleaved else ACTIVATION_BLOCK
-    _blocks(inner, size if looped else inner, block)
+    _blocks(intermediate, ACTIVATION_BLOCK if intermediate % LANES == 0 else intermediate, block)
 
 
 def _dot(a: jax.Array, b: jax.Array, *, exact: bool, contract: tuple[int, int] = (1, 0)) -> jax.Array:
@@ -458,7 +494,8 @@ def call(
       operands: by name: `index` and `weights` [k, T], or [T, k] unless `shape.choices_first`; `x` [T, H];
         `gate_up` [E, U, H] or [E, H, U] and `down` [E, H, I] or [E, I, H] as `shape` says; and for experts with
         biases `gate_up_bias` [E, U] and `down_bias` [E, H]; for int8 weights `gate_up_scale` and `down_scale` alike,
-        for MXFP4 the exponents of its words.
+        for MXFP4 the exponents of its words; for a shared expert `shared_gate_up` and `shared_down`, stored as the
+        others' are, and `shared_weights` [1, T] f32.
     """
     buffers = buffers_of(shape, config)
     names = (*(f"{name}_hbm" for name in operands), "out", *buffers)

@@ -27,6 +27,46 @@ def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...], axes: str
     )
 
 
+def _check_shared(
+    into: Tensor | None,
+    back: Tensor | None,
+    weights: Tensor | None,
+    hidden_states: Tensor,
+    transposed: bool,
+    gated: bool,
+) -> None:
+    if into is None or back is None:
+        _check(
+            into is back is weights,
+            "shared_gate_up and shared_down go together, and shared_weights with them; give both or none",
+        )
+        return
+    tokens, hidden = hidden_states.shape
+    _check(
+        back.dim() == 2,
+        f"shared_down has shape {tuple(back.shape)}; it must be {'[I, H]' if transposed else '[H, I]'}",
+    )
+    inner = back.shape[0 if transposed else 1]
+    rows = 2 * inner if gated else inner
+    shapes = {"shared_gate_up": (rows, hidden), "shared_down": (hidden, inner)}
+    for name, tensor in (("shared_gate_up", into), ("shared_down", back)):
+        _check(
+            tensor.dtype == hidden_states.dtype,
+            f"{name} is {tensor.dtype}; it must be {hidden_states.dtype}, as hidden_states is",
+        )
+        axes = "[U, H]" if name == "shared_gate_up" else "[H, I]"
+        if transposed:
+            _check_shape(name, tensor, shapes[name][::-1], f"[{axes[4]}, {axes[1]}]")
+        else:
+            _check_shape(name, tensor, shapes[name], axes)
+    if weights is not None:
+        _check_shape("shared_weights", weights, (tokens,), "[T]")
+        _check(
+            weights.dtype in DTYPES,
+            f"shared_weights has dtype {weights.dtype}; supported: bfloat16 and float32",
+        )
+
+
 def _cost(
     hidden_states: Tensor,
     top_k_index: Tensor,
@@ -37,6 +77,9 @@ def _cost(
     down_bias: Tensor | None = None,
     gate_up_scale: Tensor | None = None,
     down_scale: Tensor | None = None,
+    shared_gate_up: Tensor | None = None,
+    shared_down: Tensor | None = None,
+    shared_weights: Tensor | None = None,
     **form: object,
 ) -> Cost:
     pairs, experts = top_k_index.numel(), down_proj.shape[0]
@@ -44,7 +87,11 @@ def _cost(
     weights = min(experts, pairs) * an_expert * gate_up_proj.dtype.itemsize
     an_expert *= PER_WORD if gate_up_proj.dtype == torch.int32 else 1
     states = 2 * hidden_states.numel() * hidden_states.dtype.itemsize
-    return Cost(flops=2 * pairs * an_expert, bytes=weights + states)
+    shared = sum(w.numel() for w in (shared_gate_up, shared_down) if w is not None)
+    return Cost(
+        flops=2 * (pairs * an_expert + len(hidden_states) * shared),
+        bytes=weights + states + shared * hidden_states.dtype.itemsize,
+    )
 
 
 @op(
@@ -59,6 +106,9 @@ def _cost(
         "down_bias",
         "gate_up_scale",
         "down_scale",
+        "shared_gate_up",
+        "shared_down",
+        "shared_weights",
     ],
     cost=_cost,
     cases=CASES,
@@ -73,6 +123,9 @@ def fused_experts(
     down_bias: Tensor | None = None,
     gate_up_scale: Tensor | None = None,
     down_scale: Tensor | None = None,
+    shared_gate_up: Tensor | None = None,
+    shared_down: Tensor | None = None,
+    shared_weights: Tensor | None = None,
     *,
     transposed: bool = False,
     activation: str = "silu",
@@ -101,6 +154,11 @@ def fused_experts(
       gate_up_bias, down_bias: [E, U] and [E, H], both or none, in the dtype of `hidden_states`.
       gate_up_scale, down_scale: [E, U] and [E, H] float32, for int8 weights: each column of a product is multiplied
         by its number. For MXFP4 the exponents of ``pack_mxfp4``.
+      shared_gate_up, shared_down: a shared expert, which all tokens have: [U', H] and [H, I'], or [H, U'] and [I', H]
+        when `transposed`, in the dtype of `hidden_states`. It is streamed in the same call, first, if U' is U and the
+        experts have no biases and are not quantised; else XLA computes it beside the call.
+      shared_weights: [T], bfloat16 or float32: what a token's result of it is multiplied by, such as the sigmoid of
+        its gate. None: one.
       transposed: both weights are stored with the contraction before the columns.
       activation: "silu", "gelu", "gelu_tanh", "relu" or "relu2".
       gated: the first product has gate and up columns.
@@ -191,6 +249,7 @@ def fused_experts(
     else:
         _check_shape("down_proj", down_proj, (experts, hidden, inner), "[E, H, I]")
         _check_shape("gate_up_proj", gate_up_proj, (experts, rows, hidden), "[E, U, H]")
+    _check_shared(shared_gate_up, shared_down, shared_weights, hidden_states, transposed, gated)
     if gate_up_bias is not None and down_bias is not None:
         _check_shape("gate_up_bias", gate_up_bias, (experts, rows), "[E, U]")
         _check_shape("down_bias", down_bias, (experts, hidden), "[E, H]")

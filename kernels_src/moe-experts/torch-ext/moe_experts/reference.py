@@ -25,6 +25,9 @@ def fused_experts(
     down_bias: jax.Array | None = None,
     gate_up_scale: jax.Array | None = None,
     down_scale: jax.Array | None = None,
+    shared_gate_up: jax.Array | None = None,
+    shared_down: jax.Array | None = None,
+    shared_weights: jax.Array | None = None,
     *,
     transposed: bool = False,
     activation: str = "silu",
@@ -63,6 +66,10 @@ def fused_experts(
 
     experts = (jnp.arange(count), gate_up_proj, down_proj, *biases, gate_up_scale, down_scale)
     total, _ = jax.lax.scan(one_expert, jnp.zeros_like(tokens), experts)
+    if shared_gate_up is not None:
+        into, back = (w if transposed else w.T for w in (shared_gate_up, shared_down))
+        out = _matmul(gate.apply(_matmul(tokens, into)), back)
+        total += out if shared_weights is None else out * shared_weights[:, None].astype(jnp.float32)
     return total.astype(hidden_states.dtype)
 
 

@@ -49,7 +49,8 @@ PIECE_SECONDS = 0.05e-6
 IN_FLIGHT_BYTES = 4 * MIB
 PROGRAM_BYTES = 4e-4  # about 5 bundles of 64 bytes for a million multiplications
 MOST_ROWS = 1280
-LONG_COLUMNS = 2048  # at least so many are in a share of a result
+UNEVEN = (0.5, 0.9, 1.0, 1.1, 1.5)  # rows of groups, as shares of the mean
+LONG_COLUMNS = 1536  # at least so many are in a share of a result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,25 +279,43 @@ class Product:
 
     def _chunks(self) -> list[int]:
         """Rows a chunk: powers of two, and what holds the rows of most groups if all get about the same."""
-        tallest = max(self._tile, min(512, 1 << (self.m - 1).bit_length()))
+        most = 1024 if self.m >= 1024 * self.sizes else 512
+        tallest = max(self._tile, min(most, 1 << (self.m - 1).bit_length()))
         share = round_up(int(1.1 * self.m / self.sizes) + self._tile, 128)
         more = [share] if 128 < share <= min(self.m, MOST_ROWS) else []
         return [*powers_of_two(tallest, self._tile), *more]
 
+    def _chunks_of_groups(self, share: float, rows: int) -> tuple[float, float]:
+        """Chunks of `rows`, and rows multiplied, for a group of about `share` rows: in the mean, as groups differ."""
+        chunks = multiplied = 0
+        for uneven in UNEVEN:
+            span = int(uneven * share) + self._tile  # the rows of a group are seldom aligned
+            before = (span - 1) // rows
+            last = span - before * rows
+            chunks += before + 1
+            multiplied += before * rows + next(h for h in heights(rows, self._tile) if h >= last)
+        return chunks / len(UNEVEN), multiplied / len(UNEVEN)
+
     def _seconds(self, config: Config, chip: Chip) -> float:
-        """Roughly how long it takes where all groups have about the same rows."""
+        """Roughly how long it takes where groups have about the same rows."""
         n = self.n // config.shares
+        whole, rest = divmod(n, config.columns)
+        multiplied = whole * round_up(config.columns, chip.matrix_columns) + round_up(
+            rest, chip.matrix_columns
+        )
         active = min(self.groups, self._rows_here)
-        span = self._rows_here // active + self._tile  # the rows of a group are seldom aligned
-        chunks = -(-span // config.rows)
-        last = span - (chunks - 1) * config.rows
-        rows = (chunks - 1) * config.rows + next(h for h in heights(config.rows, self._tile) if h >= last)
+        chunks, rows = self._chunks_of_groups(self._rows_here / active, config.rows)
         narrow = 1 + NARROW_COLUMNS / config.columns
-        floats = self.k * n * self.wide * self._size
+        floats = self.k * multiplied * self.wide * self._size
         a_group = (rows + chunks * chip.push_rows) * floats * narrow / chip.flops
         weights = self._weight_bytes / config.shares
         pieces = self.pieces(config)
-        busy = active * (a_group + chunks * (CHUNK_SECONDS + pieces * PIECE_SECONDS))
+        a_group += chunks * (CHUNK_SECONDS + pieces * PIECE_SECONDS)
+        if not config.resident:
+            # Copies come one after the other: rows wait for the piece before them, longer than the chunks in hand last.
+            in_hand = (config.buffers - 1) * a_group / chunks
+            a_group += pieces * max(0.0, self._piece_bytes(config) / chip.bandwidth - in_hand)
+        busy = active * a_group
         rows_bytes = self._rows_here * self.k * self._size + self.m * n * self._out_size
         moved = active * weights * (1 if config.by_group else chunks) + rows_bytes
         if config.resident:

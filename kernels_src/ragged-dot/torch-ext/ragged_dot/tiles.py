@@ -23,6 +23,7 @@ class Chip:
       flops: bf16 operations a second.
       bandwidth: HBM bytes a second that a kernel attains; of one that all cores work on, a core's share.
       push_rows: loading a tile of weights into the matrix unit takes as long as multiplying this many rows.
+      matrix_columns: columns of weights that the matrix unit takes at once; fewer take as long.
       cores: cores of the chip that a kernel can be divided between.
     """
 
@@ -30,15 +31,16 @@ class Chip:
     flops: float
     bandwidth: float
     push_rows: int
+    matrix_columns: int
     cores: int = 1
 
 
 CHIPS = {
-    "v4": Chip(16 * MIB, 138e12, 1.0e12, 16),
-    "v5e": Chip(128 * MIB, 197e12, 0.71e12, 16),
-    "v5p": Chip(64 * MIB, 230e12, 1.19e12, 16, cores=2),
-    "v6e": Chip(128 * MIB, 918e12, 1.43e12, 64),
-    "tpu7x": Chip(64 * MIB, 1150e12, 3.17e12, 64),
+    "v4": Chip(16 * MIB, 138e12, 1.0e12, 16, 128),
+    "v5e": Chip(128 * MIB, 197e12, 0.71e12, 16, 128),
+    "v5p": Chip(64 * MIB, 230e12, 1.19e12, 16, 128, cores=2),
+    "v6e": Chip(128 * MIB, 918e12, 1.43e12, 64, 256),
+    "tpu7x": Chip(64 * MIB, 1150e12, 3.17e12, 64, 256),
 }
 # The share of vector memory that a kernel may ask for: the compiler keeps some for itself, and XLA may have staged
 # an operand of a neighbouring op.
@@ -47,7 +49,7 @@ COMPILER_BYTES = 2 * MIB
 # What the compiler's schedules show: a chunk costs this much beside its products.
 CHUNK_SECONDS = 0.15e-6
 # The compiler unrolls a product: multiplications in all of a program's products, at most.
-LONGEST_PROGRAM = 4e9
+LONGEST_PROGRAM = 4.3e9
 INTERPRETED_ROWS = 64
 
 

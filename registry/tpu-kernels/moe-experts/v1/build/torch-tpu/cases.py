@@ -26,6 +26,7 @@ class Case:
       hidden, intermediate: H and I; under tensor parallelism the rank's share of I.
       form: what `fused_experts` is told of the model by keyword.
       biased: the experts have biases.
+      shared: there is a shared expert, as large as the others.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Case:
     intermediate: int
     form: dict[str, Any] = dataclasses.field(default_factory=dict)
     biased: bool = False
+    shared: bool = False
 
     @property
     def rows(self) -> int:
@@ -53,6 +55,7 @@ def _spread(case: Case) -> list[Case]:
 CASES: tuple[Case, ...] = (
     *_spread(Case("qwen3-30b-a3b", 8, 128, 128, 2048, 768)),
     *_spread(Case("qwen3.5-35b-a3b", 8, 256, 256, 2048, 512)),
+    Case("qwen3.5-35b-a3b-shared", 8, 256, 256, 2048, 512, shared=True),
     *_spread(Case("gemma-4-26b-a4b", 8, 128, 128, 2816, 704, {"activation": "gelu_tanh"})),
     *_spread(Case("gpt-oss-20b", 4, 32, 32, 2880, 2880, GPT_OSS, biased=True)),
     *_spread(Case("nemotron-3-nano", 6, 128, 128, 2688, 1856, {"gated": False, "activation": "relu2"})),
@@ -129,6 +132,10 @@ def examples() -> list[Call]:
         if case.biased:
             arguments["gate_up_bias"] = ((experts, case.rows), dtype)
             arguments["down_bias"] = ((experts, hidden), dtype)
+        if case.shared:
+            arguments["shared_gate_up"] = (into, dtype)
+            arguments["shared_down"] = (back, dtype)
+            arguments["shared_weights"] = ((len(index),), "float32")
         return Call("fused_experts", part, arguments, case.form)
 
     plain = {"gated": False, "activation": "relu2"}
@@ -137,5 +144,6 @@ def examples() -> list[Call]:
         # 7 is another rank's expert.
         layer("plain", "bfloat16", [[1, 7], [7, 2], [2, 0]], Case("", 2, 6, 8, 256, 128, plain)),
         layer("gpt-oss", "bfloat16", [[0], [4], [1], [4]], Case("", 1, 5, 5, 128, 256, GPT_OSS, biased=True)),
+        layer("shared", "bfloat16", [[0, 3], [2, 4]], Case("", 2, 4, 8, 128, 128, shared=True)),
         layer("int8", "int8", [[3, 0], [1, 3]], Case("", 2, 4, 4, 256, 128)),
     ]

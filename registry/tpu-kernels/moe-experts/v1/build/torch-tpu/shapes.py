@@ -29,6 +29,8 @@ class Shape:
       choices_first: ids and routing weights come as [k, T].
       gate_up_contraction_first: gate_up comes as [E, H, U], not [E, U, H].
       down_contraction_first: down comes as [E, I, H], not [E, H, I].
+      interleaved: gate and up columns alternate.
+      shared: there is one more expert, with operands of its own, that all tokens have.
     """
 
     tokens: int
@@ -44,6 +46,18 @@ class Shape:
     choices_first: bool
     gate_up_contraction_first: bool
     down_contraction_first: bool
+    interleaved: bool = False
+    shared: bool = False
+
+    @property
+    def all_experts(self) -> int:
+        """With the shared one, whose number is E."""
+        return self.experts + self.shared
+
+    @property
+    def halves(self) -> bool:
+        """Whether a column of gate meets its column of up only when all of the first product is there."""
+        return self.gate_up_columns != self.intermediate and not self.interleaved
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -74,7 +88,7 @@ class Config:
     """How the kernel divides its work.
 
     Attributes:
-      gate_up_piece: of the U columns of the first product, those whose weights one DMA brings; a multiple of 128, or U.
+      gate_up_piece: of the U columns of the first product, those whose weights one DMA brings; a multiple of 256, or U.
       down_piece: of the H columns of the second product, those whose weights one DMA brings; a multiple of 128, or H.
       gate_up_slots, down_slots: pieces that are in vector memory or on their way.
       rows: of a tile of gathered tokens, a power of two from 16 to 128; 0: dense.

@@ -74,13 +74,19 @@ def pack_mxfp4(blocks: jax.Array, scales: jax.Array) -> tuple[jax.Array, jax.Arr
     magnitude = jnp.where(magnitude < 2, magnitude ^ 1, magnitude)
     s, c = ([x[:, :, pattern] for pattern in range(8)] for x in (sign, magnitude))
 
-    def three(first: int) -> jax.Array:
-        return sum(s[first + j] << (15 - 3 * j) | c[first + j] << (6 - 3 * j) for j in range(3))
+    def placed(patterns: tuple[int, ...], *shifts: int) -> jax.Array:
+        return sum(
+            s[pattern] << (15 - shift) | c[pattern] << (6 - shift)
+            for pattern, shift in zip(patterns, shifts, strict=True)
+        )
 
-    a = three(0) | s[3] << 14 | (c[3] & 1) << 13 | s[7] << 11 | (c[7] & 1) << 10
-    b = three(4) | (c[3] >> 1) << 13 | (c[7] >> 1) << 10
-    halves = jnp.stack([a, b], axis=2)  # G, unit, A or B, word, half, N
-    words = halves[:, :, :, :, 0] | halves[:, :, :, :, 1] << 16
+    a, b = placed((0, 1, 2), 0, 3, 6), placed((4, 5, 6), 0, 3, 6)
+    a, b, both = (x[:, :, :, 0] | x[:, :, :, 1] << 16 for x in (a, b, placed((3, 7), 1, 4)))
+    # The bits of A and B that are free become what makes `_both` give the last two.
+    wrong = both ^ _both(a, b)
+    a |= (wrong & 0x48004800) | (wrong & 0x00240024) << 8
+    b |= ((both ^ _both(a, b)) & 0x00D800D8) << 7
+    words = jnp.stack([a, b], axis=2)  # G, unit, A or B, word, N
     exponents = jnp.clip(scales, LEAST_EXPONENT, MOST_EXPONENT) - 1
     exponents = jnp.pad(exponents, ((0, 0), (0, 0), (0, exponents_of(k) - count)))
     return (
@@ -126,10 +132,14 @@ def _word(bits: int) -> int:
 
 def _patterns(a: jax.Array, b: jax.Array) -> tuple[jax.Array, ...]:
     """The eight pairs of patterns of words A and B, in the order of their rows."""
-    mask = _word(_PATTERN)
-    both = (a & 0x48004800) | (_shift(b, 7) & 0x00D800D8) | (_shift(a, 8) & 0x00240024)
+    mask, both = _word(_PATTERN), _both(a, b)
     in_a, in_b = (tuple((words << bits) & mask for bits in (0, 3, 6)) for words in (a, b))
     return (*in_a, (both << 1) & mask, *in_b, (both << 4) & mask)
+
+
+def _both(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The words that hold the patterns of A and B together, once shifted by 1 and by 4."""
+    return a ^ _shift(b, 7) ^ _shift(a, 8)
 
 
 # Within a kernel.

@@ -55,9 +55,9 @@ class Epilogue:
             return self._gate(*products).astype(dtype)
         (x,) = products
         if self.gating == "interleaved":
-            # The gate meets its neighbour on even lanes; what the odd lanes hold is left out by `_even_columns`.
+            # The gate meets its neighbour on even lanes; what the odd lanes hold is left out by `even_columns`.
             following = jnp.concatenate([x[:, 1:], x[:, :1]], axis=1)
-            return _even_columns(self._gate(x, following).astype(dtype))
+            return even_columns(self._gate(x, following).astype(dtype))
         return (ACTIVATIONS[self.activation](x) if self.activation else x).astype(dtype)
 
     def whole(self, x: jax.Array) -> jax.Array:
@@ -72,7 +72,7 @@ class Epilogue:
         return gate_with(gate, up, self.activation, alpha=self.alpha, limit=self.limit)
 
 
-def _even_columns(x: jax.Array) -> jax.Array:
+def even_columns(x: jax.Array) -> jax.Array:
     """The even columns of `x` [rows, 2 * columns], by products with ones and zeros: exact, and no lane shuffles."""
     lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
     # What the odd columns hold may be infinite, and that times zero is not zero.
