@@ -130,6 +130,7 @@ def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(find_spec("lammps_jax_pjrt_cpu") is None, reason="needs the emulation extra")
 @pytest.mark.parametrize("family", ["gpt-oss", "gemma4"])
 def test_sliding_windows_are_compiled_by_our_loop_only(family: str, tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_sliding_windows_are_compiled_by_our_loop_only(family: str, tmp_path: Pa
     command = [sys.executable, "-c", "from tpu_kernels.cli import main; main()", "bench", "decode"]
     command += ["--model", f"preset:{family}", "--device", "emulated", "--experts", "stock,stock+loop"]
     command += ["--batch", "1", "--prompt-length", "30", "--new-tokens", "16", "--repeats", "1"]
-    subprocess.run([*command, "--json", str(report)], timeout=550, check=True)
+    subprocess.run([*command, "--json", str(report)], timeout=1700, check=True)
     stock, ours = (arm["measurement"] for arm in json.loads(report.read_text())["arms"])
     assert stock["recompile_limit_hit"]
     assert stock["graphs"] >= 8
