@@ -48,6 +48,7 @@ matrix: $(READY)
 
 # After a change to a kernel or to tpu_kernels/ops, which travels inside kernels.
 registry: $(READY)
+	for project in kernels_src/*/build.toml; do $(BIN)/tpu-kernels golden $$(dirname $$project) || exit 1; done
 	$(BIN)/tpu-kernels build kernels_src --registry registry
 
 clean:
