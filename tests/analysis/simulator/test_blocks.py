@@ -49,9 +49,9 @@ def test_delay_slots_that_are_not_printed(bundles: list[str], slots: int) -> Non
     assert ends_of_blocks(bundles, None)[0] == 2 + slots
 
 
-def ends_behind(target: str, slots: list[str]) -> list[int]:
-    """The ends of blocks where region 5, which the branch leads to, is the bundle `target` further on."""
-    bundles = [OTHER, BRANCH, *slots, *[OTHER] * 3, f"{target} }} /* Start region 5 */ {{", OTHER]
+def ends_behind(target: str, slots: list[str], then: str = OTHER) -> list[int]:
+    """The ends of blocks where region 5, which the branch leads to, is the bundle `target` further on, and `then`."""
+    bundles = [OTHER, BRANCH, *slots, *[OTHER] * 3, f"{target} }} /* Start region 5 */ {{", then]
     text = "".join(f"  {place:#x}   : {{ {body} }}\n" for place, body in enumerate(bundles))
     return [block.end for block in find_blocks(parse_bundles(PREAMBLE + text.replace(" { }", "")), None)]
 
@@ -60,6 +60,9 @@ def test_delay_slots_by_the_values_that_the_branch_leads_to() -> None:
     slots = [EMPTY, EMPTY, "%s7_s4 = smov.u32 1", OTHER, OTHER, OTHER]
     assert ends_behind("%s8_s5 = smov.u32 %s7_s4", slots)[0] == 2 + 6
     assert ends_behind("%s8_s5 = smov.u32 %s6_s4", slots)[0] == 2 + 1
+    # Made there, under the predicate of who reads it: it says nothing of what was in the register before.
+    made, read = "%s6_s4 = smov.u32 (%p7_p7), 1", "%s8_s5 = smov.u32 (%p7_p7), %s6_s4"
+    assert ends_behind(made, slots, read)[0] == 2 + 6
 
 
 def test_values_that_contradict_each_other_are_an_error() -> None:

@@ -110,10 +110,12 @@ def _next_read(
 ) -> set[str] | None:
     """The values, any of them, that the first instruction from `start` on to read a register takes from it.
 
-    None where it is written first, or where there is no such instruction near.
+    None where it is written first, or where there is no such instruction near. What is written on the way under a
+    predicate is not one of them: who reads it is under that predicate, too.
     """
     waiting = [start]
     seen: set[int] = set()
+    made: set[str] = set()
     while waiting and len(seen) < _FAR:
         place = waiting.pop(0)
         if place in seen or place >= len(bundles):
@@ -121,9 +123,12 @@ def _next_read(
         seen.add(place)
         written = False
         for op in bundles[place].scalar:
-            if found := {read.virtual for read in reads(op) if read.physical == register}:
+            if found := {read.virtual for read in reads(op) if read.physical == register} - made:
                 return found
-            written |= op.dest is not None and op.dest.physical == register and op.guard is None
+        for op in bundles[place].scalar:
+            if op.dest is not None and op.dest.physical == register:
+                made.add(op.dest.virtual)
+                written |= op.guard is None
         if written:
             continue
         for branch in find_branches(bundles[place]):
