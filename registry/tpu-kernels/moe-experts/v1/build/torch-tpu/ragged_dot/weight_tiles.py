@@ -190,6 +190,9 @@ class WeightProduct:
         passes = (k // config.depth) * (n // config.columns)
         summing = groups * (chunks - 1) * 4 * k * n / SUMS_BANDWIDTH
         busy = multiplying + summing + groups * passes * chunks * CHUNK_SECONDS
+        if config.stages == 1:
+            # Nothing is put in its place before a result is out.
+            busy += groups * k * n * size / chip.bandwidth
         rows_moved = m * k * (n // config.columns) + m * n * (k // config.depth)
         moving = size * (rows_moved + groups * k * n) / chip.bandwidth
         # The result of a group goes out at once, while the rows of the next are on their way.
