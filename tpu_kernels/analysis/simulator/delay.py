@@ -122,9 +122,16 @@ def _next_read(
             continue
         seen.add(place)
         written = False
-        for op in bundles[place].scalar:
-            if found := {read.virtual for read in reads(op) if read.physical == register} - made:
+        joins = [op for op in bundles[place].scalar if SCALAR_OPS[op.op] == "phi"]
+        others = [op for op in bundles[place].scalar if SCALAR_OPS[op.op] != "phi"]
+        for op in (*joins, *others):
+            found = {read.virtual for read in reads(op) if read.physical == register}
+            if found and not found & made:
                 return found
+            if op in joins and op.dest is not None and op.dest.physical == register:
+                made.add(
+                    op.dest.virtual
+                )  # what joins values is no instruction: others of its bundle read the joint one
         for op in bundles[place].scalar:
             if op.dest is not None and op.dest.physical == register:
                 made.add(op.dest.virtual)
