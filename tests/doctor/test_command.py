@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -15,8 +16,9 @@ from tpu_kernels.doctor import integrations
 from tpu_kernels.doctor.finding import within
 
 
-def test_all_of_it_as_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_of_it_as_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TPU_KERNELS_SOURCES", "registry")
+    monkeypatch.setenv("TPU_KERNELS_CACHE", str(tmp_path))
     monkeypatch.setattr(integrations, "_probe", lambda offline: {"table": ["tpu_ragged_dot"]})
     result = CliRunner().invoke(app, ["doctor", "--offline", "--json"])
     data = json.loads(result.stdout)
