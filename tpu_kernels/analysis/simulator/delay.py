@@ -129,9 +129,8 @@ def _next_read(
             if found and not found & made:
                 return found
             if op in joins and op.dest is not None and op.dest.physical == register:
-                made.add(
-                    op.dest.virtual
-                )  # what joins values is no instruction: others of its bundle read the joint one
+                # It is no instruction: others of the bundle read the joint value.
+                made.add(op.dest.virtual)
         for op in bundles[place].scalar:
             if op.dest is not None and op.dest.physical == register:
                 made.add(op.dest.virtual)
