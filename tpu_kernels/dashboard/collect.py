@@ -139,6 +139,8 @@ def _model(result: DecodeResult, arm: ArmResult) -> ModelFacts:
         evidence=result.evidence,
         device=result.device,
         note=arm.not_run or "",
+        about=result.model,
+        runs_as=arm.runs_as,
     )
     measurement = arm.measurement
     if measurement is None:

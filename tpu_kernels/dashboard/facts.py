@@ -84,6 +84,8 @@ class ModelFacts(_Record):
         evidence: `measured` on a TPU; `emulated` and `cpu` are no TPU speeds.
         device: Where, in words.
         note: Why it was not run.
+        about: The model's class, size, dtype and attention, in words.
+        runs_as: What really computes the experts, and which loop decodes, in words.
     """
 
     model: str
@@ -96,6 +98,8 @@ class ModelFacts(_Record):
     evidence: Literal["measured", "emulated", "cpu"]
     device: str = ""
     note: str = ""
+    about: str = ""
+    runs_as: str = ""
 
 
 class PeerFacts(_Record):
