@@ -52,8 +52,8 @@ def test_a_norm_of_transformers_is_replaced_and_computes_the_same(name, own, dev
         result.sin().sum().backward()
         results.append(result.detach().cpu())
         grads.append((given.grad.cpu(), next(module.parameters()).grad.cpu()))
-    torch.testing.assert_close(*results)
-    torch.testing.assert_close(*grads)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
 QWEN = Qwen3_5MoeTextConfig(hidden_size=40, num_experts=24, num_experts_per_tok=5)
@@ -82,8 +82,8 @@ def test_a_router_of_transformers_is_replaced_and_computes_the_same(own, config,
         (weights.sin().sum() + logits.cos().sum()).backward()
         results.append([each.detach().cpu() for each in (logits, weights, index)])
         grads.append([given.grad.cpu(), next(module.parameters()).grad.cpu()])
-    torch.testing.assert_close(*results)
-    torch.testing.assert_close(*grads)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("modeling", "width"), [(modeling_qwen3, 16), (modeling_gpt_oss, 8)])
