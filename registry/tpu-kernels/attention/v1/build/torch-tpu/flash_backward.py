@@ -78,26 +78,15 @@ class _Work:
     exact: bool
     ahead: int = AHEAD
 
-    def _rows(self, tile: Tile, item: Item, name: str) -> jax.Array:
-        """Keys or values of an item, [keys, dim]."""
-        ref = vars(self.ref)
-        if f"{name}_rows" in ref:
-            return ref[f"{name}_rows"][tile.parity, item.kv_head, item.keys]
-        return ref[name][item.kv_head, tile.part(item.keys)]
-
     def prepare(self, tile: Tile) -> None:
-        ref = vars(self.ref)
-        for name in ("key", "value"):
-            if f"{name}_rows" in ref:
-                for head in range(ref[name].shape[0]):
-                    ref[f"{name}_rows"][tile.parity, head, : tile.keys] = ref[name][head, :, tile.held].T
+        self.step.turn_rows(tile)
 
     def produce(self, tile: Tile, item: Item) -> tuple[jax.Array, jax.Array]:
         query = self.ref.query_columns[item.head, :, item.queries]
         grad = self.ref.grad_columns[item.head, :, item.queries]
         return (
-            dot(self._rows(tile, item, "key"), query, (1, 0), exact=self.exact),
-            dot(self._rows(tile, item, "value"), grad, (1, 0), exact=self.exact),
+            dot(self.step.rows("key", tile, item), query, (1, 0), exact=self.exact),
+            dot(self.step.rows("value", tile, item), grad, (1, 0), exact=self.exact),
         )
 
     def enter(self, tile: Tile) -> None:

@@ -85,18 +85,11 @@ class _Work:
     ahead: int = AHEAD
 
     def prepare(self, tile: Tile) -> None:
-        ref, form = self.ref, self.step.grid.form
-        if form.key_turned(form.head_dim):
-            for head in range(ref.key.shape[0]):
-                ref.key_rows[tile.parity, head, : tile.keys] = ref.key[head, :, tile.held].T
+        self.step.turn_rows(tile)
 
     def produce(self, tile: Tile, item: Item) -> tuple[jax.Array]:
-        ref, form = self.ref, self.step.grid.form
-        if form.key_turned(form.head_dim):
-            key = ref.key_rows[tile.parity, item.kv_head, item.keys]
-        else:
-            key = ref.key[item.kv_head, tile.part(item.keys)]
-        return (dot(key, ref.scaled[item.head, item.queries], (1, 1), exact=self.exact),)
+        key, query = self.step.rows("key", tile, item), self.ref.scaled[item.head, item.queries]
+        return (dot(key, query, (1, 1), exact=self.exact),)
 
     def enter(self, tile: Tile) -> None:
         ref, step = self.ref, self.step

@@ -170,6 +170,21 @@ class Step:
 
         jax.lax.fori_loop(0, count, visit, 0)
 
+    def turn_rows(self, tile: Tile) -> None:
+        """Makes rows of a tile's keys and values, where they are held turned and the kernel has room for rows."""
+        ref = vars(self._ref)
+        for name in ("key", "value"):
+            if f"{name}_rows" in ref:
+                for head in range(ref[name].shape[0]):
+                    ref[f"{name}_rows"][tile.parity, head, : tile.keys] = ref[name][head, :, tile.held].T
+
+    def rows(self, name: str, tile: Tile, item: Item) -> jax.Array:
+        """Keys or values of an item, by `name`: [keys, dim]."""
+        ref = vars(self._ref)
+        if f"{name}_rows" in ref:
+            return ref[f"{name}_rows"][tile.parity, item.kv_head, item.keys]
+        return ref[name][item.kv_head, tile.part(item.keys)]
+
     def seen(self, tile: Tile, shape: tuple[int, int], axis: int) -> jax.Array:
         """Which keys of a tile some query sees."""
         key = tile.key + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
