@@ -124,17 +124,16 @@ def _next_read(
         written = False
         joins = [op for op in bundles[place].scalar if SCALAR_OPS[op.op] == "phi"]
         others = [op for op in bundles[place].scalar if SCALAR_OPS[op.op] != "phi"]
-        for op in (*joins, *others):
-            found = {read.virtual for read in reads(op) if read.physical == register}
-            if found and not found & made:
-                return found
-            if op in joins and op.dest is not None and op.dest.physical == register:
-                # It is no instruction: others of the bundle read the joint value.
-                made.add(op.dest.virtual)
-        for op in bundles[place].scalar:
-            if op.dest is not None and op.dest.physical == register:
-                made.add(op.dest.virtual)
-                written |= op.guard is None
+        # What joins values is no instruction: the others read the joint one.
+        for ops in (joins, others):
+            for op in ops:
+                found = {read.virtual for read in reads(op) if read.physical == register}
+                if found and not found & made:
+                    return found
+            for op in ops:
+                if op.dest is not None and op.dest.physical == register:
+                    made.add(op.dest.virtual)
+                    written |= op.guard is None
         if written:
             continue
         for branch in find_branches(bundles[place]):
