@@ -165,7 +165,7 @@ def _training(attention: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def _simulated(jobs: Iterable[Job], what: object) -> Profile | None:
+def fastest(jobs: Iterable[Job], what: object) -> Profile | None:
     """The fastest of the jobs; None where none can be simulated."""
     found = []
     for job in jobs:
@@ -184,8 +184,8 @@ def rows_of(problem: Problem, tpu: str, gradient: bool, peers: bool) -> list[dic
         recorded = problem.recorded_ms(tpu, trains)
         if not peers and recorded is None:
             continue
-        ours = _simulated([problem.ours(tpu, trains)], problem)
-        splash = _simulated(problem.splash(tpu, trains), problem) if peers else None
+        ours = fastest([problem.ours(tpu, trains)], problem)
+        splash = fastest(problem.splash(tpu, trains), problem) if peers else None
         times = [None if each is None else _pass_ms(each, trains) for each in (ours, splash)]
         rows.append(
             {

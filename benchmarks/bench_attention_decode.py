@@ -24,10 +24,9 @@ from attention.cases import CASES, Case
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.bench_attention import fastest
 from tpu_kernels.analysis.compiler import Job, compile_many
 from tpu_kernels.analysis.simulator.calibration import load_calibration
-from tpu_kernels.analysis.simulator.simulation import simulate_many
-from tpu_kernels.errors import TpuKernelsError
 
 MODELS = {case.name: case for case in (*CASES, Case("qwen3-tp8", 4, 1, 128))}
 DEFAULT = (
@@ -98,14 +97,9 @@ def _dense(case: Case, sequences: int, keys: int, tpu: str, *, repeated: bool) -
     return _chained(attention, case, sequences, keys, tpu)
 
 
-def _simulated_us(*jobs: Job) -> float | None:
-    found = []
-    for job in jobs:
-        try:
-            found += simulate_many([job], workers=1)
-        except TpuKernelsError as error:
-            Console(stderr=True).print(f"not run: {str(error).splitlines()[0][:160]}", markup=False)
-    return min((profile.time_ms * 1e3 for profile in found), default=None)
+def _simulated_us(what: str, *jobs: Job) -> float | None:
+    profile = fastest(jobs, what)
+    return None if profile is None else profile.time_ms * 1e3
 
 
 def _least_us(job: Job, gbps: float) -> float | None:
@@ -123,7 +117,7 @@ def row_of(text: str, tpu: str) -> dict[str, Any]:
     case, gbps = MODELS[name], load_calibration(tpu).memory.attainable_gbps
     seen = min(keys, case.window or keys)
     valid = sequences * seen * case.kv_heads * case.head_dim * 2 * 2
-    ours = _simulated_us(_ours(case, sequences, keys, tpu))
+    ours = _simulated_us(text, _ours(case, sequences, keys, tpu))
     given = case, sequences, keys, tpu
     plain = case.window is None and not case.sinks
     return {
@@ -133,7 +127,9 @@ def row_of(text: str, tpu: str) -> dict[str, Any]:
         "bytes_us": valid / gbps / 1e3,
         "ours_us": ours,
         "share": None if ours is None else valid / gbps / 1e3 / ours,
-        "paged_us": _simulated_us(*(_paged(*given, each) for each in PAGES_PER_BLOCK)) if plain else None,
+        "paged_us": _simulated_us(text, *(_paged(*given, each) for each in PAGES_PER_BLOCK))
+        if plain
+        else None,
         "dense_least_us": _least_us(_dense(*given, repeated=False), gbps),
         "repeated_least_us": _least_us(_dense(*given, repeated=True), gbps),
     }

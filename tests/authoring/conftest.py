@@ -1,4 +1,4 @@
-"""The sample kernel, to be built as it is or after an edit."""
+"""The kernels of this repository, and a sample one, to be built as it is or after an edit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+
+SOURCES = Path(__file__).parents[2] / "kernels_src"
+KERNELS = sorted(config.parent.name for config in SOURCES.glob("*/build.toml"))
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from tpu_kernels.authoring import check, init, templates
 from tpu_kernels.cli import app
 
+from .conftest import KERNELS, SOURCES
+
 USE = """
 import sys, torch, tpu_kernels
 kernel = tpu_kernels.get_kernel("acme/fast-gate", version=1, source=sys.argv[1])
@@ -30,10 +32,6 @@ gate, up = torch.randn(2, 7, 130)
 torch.testing.assert_close(kernel.swiglu(gate, up), torch.nn.functional.silu(gate) * up)
 assert "tpu_kernels.hub" not in sys.modules
 """
-
-
-SOURCES = Path(__file__).parents[2] / "kernels_src"
-KERNELS = sorted(config.parent.name for config in SOURCES.glob("*/build.toml"))
 
 
 def tpu_kernels(*arguments: object) -> str:

@@ -13,7 +13,7 @@ from tpu_kernels.authoring.examples import declared
 from tpu_kernels.authoring.golden import run_golden
 from tpu_kernels.cli import app
 
-SOURCES = Path(__file__).parents[2] / "kernels_src"
+from .conftest import KERNELS
 
 
 def test_a_device_that_computes_something_else_fails(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_what_has_no_vectors_or_no_such_device_says_so(tmp_path: Path) -> None:
     assert "brings no golden vectors" in str(result.exception)
 
 
-@pytest.mark.parametrize("name", sorted(config.parent.name for config in SOURCES.glob("*/build.toml")))
+@pytest.mark.parametrize("name", KERNELS)
 def test_every_shipped_kernel_brings_its_examples_and_passes(name: str, device: str) -> None:
     kernel = tpu_kernels.get_kernel(f"tpu-kernels/{name}", version=1)
     vectors = list(run_golden(kernel, device))
