@@ -12,6 +12,7 @@ The last rows are of a short and a long answer in the same cache: what a step co
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 from collections.abc import Callable
@@ -122,14 +123,15 @@ def arms(model: Any, batch: int) -> dict[str, Run]:
             model, ids, max_new_tokens=tokens, stopping_criteria=[clock], **options, **common
         )
 
-    def public(tokens: int, clock: Clock) -> Any:
+    def public(tokens: int, clock: Clock, **options: Any) -> Any:
         with mock.patch.object(compilation, "_donating_backend", return_value=None):
-            return ours(tokens, clock, steps=1)
+            return ours(tokens, clock, **options)
 
     return {
         "transformers' loop, static cache": stock,
         "ours": ours,
-        "ours, a step a dispatch, public API": public,
+        "ours, public API": public,
+        "ours, public API, a step a dispatch": functools.partial(public, steps=1),
     }
 
 
