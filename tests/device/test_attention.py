@@ -166,10 +166,10 @@ def appended(device):
     return [t.to(device) for t in (*map(torch.randn, shapes), torch.tensor([20, 1]))]
 
 
-@pytest.mark.parametrize("rolled", [False, True])
-def test_append_writes_the_new_token_and_attends_to_it(kernel, device, backend, appended, rolled):
+def test_append_writes_the_new_token_and_attends_to_it(kernel, device, backend, appended):
+    """At places of its own, as in a rolled cache."""
     query, new_key, new_value, key, value, lengths = appended
-    places = torch.tensor([7, 0], device=device) if rolled else None
+    places = torch.tensor([7, 0], device=device)
 
     def step(query, key, value):
         out, *caches = kernel.append_attention(query, new_key, new_value, key, value, lengths, places)
@@ -179,7 +179,7 @@ def test_append_writes_the_new_token_and_attends_to_it(kernel, device, backend, 
 
     own = [cache.cpu().clone() for cache in (key, value)]
     for cache, new in zip(own, (new_key.cpu(), new_value.cpu()), strict=True):
-        for sequence, place in enumerate([19, 0] if places is None else places.tolist()):
+        for sequence, place in enumerate(places.tolist()):
             cache[sequence, :, place] = new[sequence, :, 0]
     expected = kernel.decode_attention(query.cpu(), *own, lengths.cpu())
     for function in (step, torch.compile(step, backend=backend, fullgraph=True)):
@@ -191,17 +191,17 @@ def test_append_writes_the_new_token_and_attends_to_it(kernel, device, backend, 
         assert kernel.append_attention.paths["reference"] == 0
     else:
         checks = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
-        torch.library.opcheck(kernel.append_attention._overload, tuple(appended), test_utils=checks)
+        given = (*appended, places)
+        torch.library.opcheck(kernel.append_attention._overload, given, test_utils=checks)
 
 
 def test_one_cache_may_hold_keys_that_are_the_values(kernel, device, appended):
     query, new_key, _, key, _, lengths = appended
-    own = [t.cpu() for t in (query, key, key.clone(), lengths)]
-    out = kernel.decode_attention(query, key, None, lengths)
-    torch.testing.assert_close(out.cpu(), kernel.decode_attention(*own))
     out, cache = kernel.append_attention(query, new_key, None, key, None, lengths)
-    own[1:3] = [cache.cpu()] * 2
-    torch.testing.assert_close(out.cpu(), kernel.decode_attention(*own))
+    own = cache.cpu()
+    expected = kernel.decode_attention(query.cpu(), own, own.clone(), lengths.cpu())
+    torch.testing.assert_close(out.cpu(), expected)
+    torch.testing.assert_close(kernel.decode_attention(query.cpu(), own, None, lengths.cpu()), expected)
 
 
 BAD_APPENDS = {
