@@ -4,8 +4,11 @@ python -m benchmarks.bench_attention_decode                              # v6e
 python -m benchmarks.bench_attention_decode --tpu v6e,tpu7x,v5e --case qwen3-30b-a3b:8x4096,qwen3-tp8:64x1024
 
 A case is model:sequences x keys, all of them valid. Beside ours: jax's paged attention, on a cache of its own layout;
-and the least that dense attention through XLA can take, the bytes of its ops at attainable bandwidth, with the cache as
-it is and with keys and values repeated for the query heads, as torch's sdpa is lowered.
+and between what times dense attention through XLA is by the schedules of its ops, with the cache as it is and with keys
+and values repeated for the query heads, as torch's sdpa is lowered.
+
+With --append: a step that also writes one new token a sequence to donated caches, in the kernel's call, and by XLA
+ahead of it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import kernels_src.conftest  # noqa: F401  (makes the kernels' JAX side importable, without torch)
 
 # isort: split
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -27,6 +31,7 @@ from rich.table import Table
 from benchmarks.bench_attention import fastest
 from tpu_kernels.analysis.compiler import Job, compile_many
 from tpu_kernels.analysis.simulator.calibration import load_calibration
+from tpu_kernels.projection.times import Bounds, bounds_of, op_times
 
 MODELS = {case.name: case for case in (*CASES, Case("qwen3-tp8", 4, 1, 128))}
 DEFAULT = (
@@ -97,24 +102,79 @@ def _dense(case: Case, sequences: int, keys: int, tpu: str, *, repeated: bool) -
     return _chained(attention, case, sequences, keys, tpu)
 
 
+def _appending(case: Case, sequences: int, keys: int, tpu: str, *, fused: bool) -> Job:
+    """A step that writes the last key and value of the cache, all sequences being at the same place."""
+    import jax
+
+    arrays, static = case.call(sequences, keys)
+    names = list(arrays)
+    rows = (sequences, case.kv_heads, 1, case.head_dim), "bfloat16"
+
+    def step(
+        query: Any, key: Any, value: Any, lengths: Any, new_key: Any, new_value: Any, place: Any, *sinks: Any
+    ) -> Any:
+        given = dict(zip(names, (query * 2, key, value, lengths, *sinks), strict=True))
+        rows = {"key": new_key * 2, "value": new_value * 2}
+        if fused:
+            rows = {f"new_{name}": each for name, each in rows.items()}
+            out, *caches = functions.append_attention(**given, **rows, **static, tpu=tpu)
+        else:
+            caches = [
+                jax.lax.dynamic_update_slice(given[name], each, (0, 0, place, 0))
+                for name, each in rows.items()
+            ]
+            given |= dict(zip(rows, caches, strict=True))
+            out = functions.decode_attention(**given, **static, tpu=tpu)
+        return out * 2, *caches
+
+    shapes = list(arrays.values())
+    shapes[4:4] = [rows, rows, ((), "int32")]
+    given = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    return Job(step, given, tpu, data={"lengths": np.full(sequences, keys)}, donated=(1, 2))
+
+
 def _simulated_us(what: str, *jobs: Job) -> float | None:
     profile = fastest(jobs, what)
     return None if profile is None else profile.time_ms * 1e3
 
 
-def _least_us(job: Job, gbps: float) -> float | None:
-    """What the bytes of a program's ops take, if nothing else did."""
-    [report] = compile_many([job], workers=1)
-    return sum(op.traffic_bytes for op in report.ops) / gbps / 1e3 if report.compiled else None
+def _xla_us(job: Job, tpu: str) -> Bounds | None:
+    """Between what times XLA's own ops of a program are, by their schedules."""
+    [report] = compile_many([dataclasses.replace(job, every_schedule=True)], workers=1)
+    if not report.compiled:
+        return None
+    calibration = load_calibration(tpu)
+    return bounds_of(op_times(report, calibration), calibration)
 
 
-def row_of(text: str, tpu: str) -> dict[str, Any]:
-    """Our time for a case, its share of attainable bandwidth, and the others'."""
+def append_row_of(text: str, tpu: str) -> dict[str, Any]:
+    """A step without a write to the cache, with it in the kernel's call, and with it ahead of that."""
+    case, sequences, keys = _parsed(text)
+    given = case, sequences, keys, tpu
+    apart = _appending(*given, fused=False)
+    return {
+        "tpu": tpu,
+        "case": text,
+        "without_us": _simulated_us(text, _ours(*given)),
+        "fused_us": _simulated_us(text, _appending(*given, fused=True)),
+        "apart_kernel_us": _simulated_us(text, apart),
+        "apart_xla_us": _xla_us(apart, tpu),
+        "fused_xla_us": _xla_us(_appending(*given, fused=True), tpu),
+    }
+
+
+def _parsed(text: str) -> tuple[Case, int, int]:
     name, _, size = text.partition(":")
     if name not in MODELS:
         raise typer.BadParameter(f"there is no {name!r}, only {', '.join(MODELS)}")
     sequences, keys = (int(number) for number in size.split("x"))
-    case, gbps = MODELS[name], load_calibration(tpu).memory.attainable_gbps
+    return MODELS[name], sequences, keys
+
+
+def row_of(text: str, tpu: str) -> dict[str, Any]:
+    """Our time for a case, its share of attainable bandwidth, and the others'."""
+    case, sequences, keys = _parsed(text)
+    gbps = load_calibration(tpu).memory.attainable_gbps
     seen = min(keys, case.window or keys)
     valid = sequences * seen * case.kv_heads * case.head_dim * 2 * 2
     ours = _simulated_us(text, _ours(case, sequences, keys, tpu))
@@ -130,40 +190,60 @@ def row_of(text: str, tpu: str) -> dict[str, Any]:
         "paged_us": _simulated_us(text, *(_paged(*given, each) for each in PAGES_PER_BLOCK))
         if plain
         else None,
-        "dense_least_us": _least_us(_dense(*given, repeated=False), gbps),
-        "repeated_least_us": _least_us(_dense(*given, repeated=True), gbps),
+        "dense_us": _xla_us(_dense(*given, repeated=False), tpu),
+        "repeated_us": _xla_us(_dense(*given, repeated=True), tpu),
     }
+
+
+def _text(time: float | Bounds | None) -> str:
+    if isinstance(time, Bounds):
+        return f"{time.low:.1f} to {time.high:.1f}"
+    return "" if time is None else f"{time:.1f}"
 
 
 def main(
     tpu: Annotated[str, typer.Option(help="Generations, comma-separated.")] = "v6e",
     case: Annotated[str, typer.Option(help="model:sequences x keys, comma-separated.")] = DEFAULT,
+    append: Annotated[bool, typer.Option(help="Of steps that write to the cache.")] = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Simulate decode attention."""
-    found = [row_of(text, generation) for generation in tpu.split(",") for text in case.split(",")]
+    row = append_row_of if append else row_of
+    found = [row(text, generation) for generation in tpu.split(",") for text in case.split(",")]
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(found, indent=2, default=dataclasses.asdict))
         return
-    table = Table(title="Decode attention: kernels simulated; XLA at least; in us")
+    table = Table(
+        title="Decode attention: kernels simulated; XLA between what times its schedules say; in us"
+    )
     for heading in ("TPU", "case"):
         table.add_column(heading)
-    for heading in (
-        "valid MB",
-        "bytes",
-        "ours",
-        "of attainable",
-        "paged",
-        "XLA at least",
-        "with K, V repeated",
-    ):
+    if append:
+        headings = {
+            "without": "without_us",
+            "in the call": "fused_us",
+            "XLA around": "fused_xla_us",
+            "call after XLA's write": "apart_kernel_us",
+            "XLA around and write": "apart_xla_us",
+        }
+    else:
+        headings = {
+            "valid MB": "valid_mb",
+            "bytes": "bytes_us",
+            "ours": "ours_us",
+            "of attainable": "share",
+            "paged": "paged_us",
+            "XLA": "dense_us",
+            "with K, V repeated": "repeated_us",
+        }
+    for heading in headings:
         table.add_column(heading, justify="right")
-    for row in found:
-        times = (row[name] for name in ("ours_us", "paged_us", "dense_least_us", "repeated_least_us"))
-        ours, *others = ("" if each is None else f"{each:.1f}" for each in times)
-        share = "" if row["share"] is None else f"{row['share']:.1%}"
-        lead = row["tpu"], row["case"], f"{row['valid_mb']:.1f}", f"{row['bytes_us']:.1f}"
-        table.add_row(*lead, ours, share, *others)
+    for each in found:
+        cells = [
+            f"{each[name]:.1%}" if name == "share" and each[name] else _text(each[name])
+            for name in headings.values()
+        ]
+        table.add_row(each["tpu"], each["case"], *cells)
     Console(width=150).print(table)
 
 

@@ -156,3 +156,66 @@ def test_flash_attention_and_its_gradients_are_those_of_plain_torch(kernel, devi
 def test_a_window_without_causality_is_refused(kernel, passed):
     with pytest.raises(TpuKernelsError, match="window is 4 without causal=True; give starts and ends"):
         kernel.flash_attention(*passed[:3], window=4)
+
+
+@pytest.fixture
+def appended(device):
+    """Operands of a step of one token: query, new key, new value, caches, lengths."""
+    torch.manual_seed(0)
+    shapes = [(B, HQ, 1, D), (B, H, 1, D), (B, H, 1, D), (B, H, S, D), (B, H, S, D)]
+    return [t.to(device) for t in (*map(torch.randn, shapes), torch.tensor([20, 1]))]
+
+
+def test_append_writes_the_new_token_and_attends_to_it(kernel, device, backend, appended):
+    """At places of its own, as in a rolled cache."""
+    query, new_key, new_value, key, value, lengths = appended
+    places = torch.tensor([7, 0], device=device)
+
+    def step(query, key, value):
+        out, *caches = kernel.append_attention(query, new_key, new_value, key, value, lengths, places)
+        for cache, written in zip((key, value), caches, strict=True):
+            cache.copy_(written)
+        return out
+
+    own = [cache.cpu().clone() for cache in (key, value)]
+    for cache, new in zip(own, (new_key.cpu(), new_value.cpu()), strict=True):
+        for sequence, place in enumerate(places.tolist()):
+            cache[sequence, :, place] = new[sequence, :, 0]
+    expected = kernel.decode_attention(query.cpu(), *own, lengths.cpu())
+    for function in (step, torch.compile(step, backend=backend, fullgraph=True)):
+        caches = [cache.clone() for cache in (key, value)]
+        torch.testing.assert_close(function(query, *caches).cpu(), expected, atol=1e-5, rtol=1e-5)
+        for cache, wanted in zip(caches, own, strict=True):
+            assert torch.equal(cache.cpu(), wanted)
+    if device == "tpu":
+        assert kernel.append_attention.paths["reference"] == 0
+    else:
+        checks = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
+        given = (*appended, places)
+        torch.library.opcheck(kernel.append_attention._overload, given, test_utils=checks)
+
+
+def test_one_cache_may_hold_keys_that_are_the_values(kernel, device, appended):
+    query, new_key, _, key, _, lengths = appended
+    out, cache = kernel.append_attention(query, new_key, None, key, None, lengths)
+    own = cache.cpu()
+    expected = kernel.decode_attention(query.cpu(), own, own.clone(), lengths.cpu())
+    torch.testing.assert_close(out.cpu(), expected)
+    torch.testing.assert_close(kernel.decode_attention(query.cpu(), own, None, lengths.cpu()), expected)
+
+
+BAD_APPENDS = {
+    "new key": ({"new_key": torch.ones(B, H, 2, D)}, r"new_key has shape .* must be \[2, 2, 1, 64\]"),
+    "new dtype": ({"new_key": torch.ones(B, H, 1, D).bfloat16()}, "new_key is torch.bfloat16 and key is"),
+    "one value": ({"value": None}, "new_value and value must both be given"),
+    "places": ({"places": torch.ones(B, 1).long()}, r"places has shape \(2, 1\); it must be \[B\] = \[2\]"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_APPENDS.values(), ids=BAD_APPENDS)
+def test_a_bad_append_is_one_clear_error(kernel, device, appended, change, message):
+    names = "query", "new_key", "new_value", "key", "value", "lengths"
+    arguments = {**dict(zip(names, appended, strict=True)), **change}
+    placed = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
+    with pytest.raises(TpuKernelsError, match=message):
+        kernel.append_attention(**placed)

@@ -30,7 +30,7 @@ class Job:
     """One compile or simulation, for `compile_many` and `simulate_many`: the arguments of these.
 
     For `compile_many`, `fn` may also be a `Program`, which is lowered already. With `every_schedule` the report has
-    the schedules of XLA's own ops too.
+    the schedules of XLA's own ops too. XLA may write results where the arguments whose places are in `donated` were.
     """
 
     fn: Any
@@ -39,6 +39,7 @@ class Job:
     static: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     every_schedule: bool = False
+    donated: tuple[int, ...] = ()
 
 
 def compile(
@@ -150,7 +151,7 @@ def _lowered(job: Job, target: CompileTarget) -> Program | Failure:
         return job.fn
     bound = bind(job.fn, job.args, job.static, target.generation)
     try:
-        return dataclasses.replace(lower(bound, target), every_schedule=job.every_schedule)
+        return dataclasses.replace(lower(bound, target, job.donated), every_schedule=job.every_schedule)
     except TpuKernelsError:
         raise
     except Exception as error:  # noqa: BLE001  whatever stops a kernel from being lowered is the answer

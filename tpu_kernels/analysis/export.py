@@ -98,14 +98,18 @@ def bind(fn: Any, args: Sequence[Any], static: Mapping[str, Any], generation: st
     return Bound(_presented(of_arrays, fn, inspect.Signature(parameters)), tuple(arrays.values()))
 
 
-def lower(bound: Bound, target: CompileTarget) -> Program:
-    """Traces a function and lowers it, Pallas kernels included, for `target`. No TPU is needed or opened."""
+def lower(bound: Bound, target: CompileTarget, donated: tuple[int, ...] = ()) -> Program:
+    """Traces a function and lowers it, Pallas kernels included, for `target`. No TPU is needed or opened.
+
+    Args:
+        donated: Places of the arguments that results may take the memory of.
+    """
     import jax
     import jax.export
 
     _confine_jax()
     # Unused arguments are kept: torch hands a program all of them, and so they take their memory.
-    jitted = jax.jit(bound.function, keep_unused=True)
+    jitted = jax.jit(bound.function, keep_unused=True, donate_argnums=donated)
     # What a kernel is: a custom call.
     checks = [jax.export.DisabledSafetyCheck.custom_call("ALL")]
     with target.mesh():

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import tomllib
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from attention import flash, functions
 from attention.cases import CASES
 
 from tpu_kernels import analysis
+from tpu_kernels.analysis import simulate
 
 BUILD = tomllib.loads((Path(__file__).parents[1] / "build.toml").read_text())
 GENERATIONS = BUILD["tpu"]["generations"]
@@ -119,6 +122,68 @@ def test_whole_matrix_compiles(generation):
     _compile(generation, WHOLE)
 
 
+@pytest.mark.parametrize(
+    "generation",
+    ["v6e", *[pytest.param(each, marks=pytest.mark.slow) for each in GENERATIONS if each != "v6e"]],
+)
+def test_append_writes_donated_caches_in_place(generation):
+    _compile_appends(generation, REPRESENTATIVE[1:3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_whole_matrix_of_appends_compiles(generation):
+    _compile_appends(generation, WHOLE)
+
+
+def _compile_appends(generation: str, programs: list[tuple]) -> None:
+    jobs = [_append_job(generation, *program) for program in programs]
+    for program, job, report in zip(programs, jobs, analysis.compile_many(jobs), strict=True):
+        assert report.compiled, f"{program}: {report.failure}"
+        assert [kernel.name for kernel in report.kernels] == ["decode_attention"], program
+        _check_unmoved(program, report)
+        query, key, *_ = job.args
+        # Of the results only the attention's own is new memory.
+        assert report.memory.outputs < math.prod(query.shape) * 128 * query.dtype.itemsize, program
+        assert report.memory.temporaries < math.prod(key.shape) * key.dtype.itemsize / 2, program
+
+
+def test_what_an_append_moves():
+    """The tiles touched are written, and keys that are the values are read once."""
+    name, sequences, keys, *others = REPRESENTATIVE[0]
+    heads, dim = sequences * BY_NAME[name].kv_heads, BY_NAME[name].head_dim
+    for shared, caches in ((False, 2), (True, 1)):
+        job = _append_job("v6e", name, sequences, keys, *others, shared=shared)
+        place = 3 - shared
+        profile = simulate(job.fn, *job.args, data={f"arg{place}": np.full(sequences, keys)})
+        moved = [(each.read_bytes, each.written_bytes) for each in profile.traffic]
+        read, written = (sum(each) for each in zip(*moved, strict=True))
+        result = math.prod(job.args[0].shape) * 2
+        assert read - caches * heads * keys * dim * 2 < 4 * result
+        assert written == caches * heads * 16 * dim * 2 + result
+
+
+def _append_job(
+    generation: str, name: str, sequences: int, keys: int, new: int, dtype: str, shared: bool = False
+) -> analysis.Job:
+    case = BY_NAME[name]
+    arrays, static = case.call(sequences, keys, new, dtype)
+    rows = (sequences, case.kv_heads, new, case.head_dim), dtype
+    arrays |= {"new_key": rows, "new_value": rows}
+    if shared:
+        del arrays["value"], arrays["new_value"]
+
+    def function(*given: jax.Array) -> tuple[jax.Array, ...]:
+        named = dict(zip(arrays, given, strict=True))
+        return functions.append_attention(
+            **{"value": None, "new_value": None, **named}, **static, tpu=generation
+        )
+
+    shapes = tuple(jax.ShapeDtypeStruct(*array) for array in arrays.values())
+    donated = tuple(place for place, array in enumerate(arrays) if array in ("key", "value"))
+    return analysis.Job(function, shapes, generation, donated=donated)
+
+
 def _job(generation: str, name: str, sequences: int, keys: int, new: int, dtype: str) -> analysis.Job:
     arrays, static = BY_NAME[name].call(sequences, keys, new, dtype)
 
@@ -138,8 +203,12 @@ def _compile(generation: str, programs: list[tuple[str, int, int, int, str]]) ->
     for program, report in zip(programs, reports, strict=True):
         assert report.compiled, f"{program}: {report.failure}"
         assert [kernel.name for kernel in report.kernels] == ["decode_attention"], program
-        name, sequences, keys, _, dtype = program
-        case = BY_NAME[name]
-        cache = sequences * case.kv_heads * keys * case.head_dim * (2 if dtype == "bfloat16" else 4)
-        moved = [op for op in report.ops if op.kind in ("layout copy", "transpose", "pad", "copy", "move")]
-        assert sum(op.bytes for op in moved) < cache / 2, f"{program}: XLA moves the cache: {moved}"
+        _check_unmoved(program, report)
+
+
+def _check_unmoved(program: tuple, report: analysis.CompileReport) -> None:
+    name, sequences, keys, _, dtype = program
+    case = BY_NAME[name]
+    cache = sequences * case.kv_heads * keys * case.head_dim * (2 if dtype == "bfloat16" else 4)
+    moved = [op for op in report.ops if op.kind in ("layout copy", "transpose", "pad", "copy", "move")]
+    assert sum(op.bytes for op in moved) < cache / 2, f"{program}: XLA moves the cache: {moved}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from attention import flash, functions
+from attention import flash, functions, reference
 from attention.flash_tiles import Blocks
 from attention.shapes import Config
-from attention_oracle import TOLERANCE, attention_pass, relative_l2, step
+from attention_oracle import TOLERANCE, attention_pass, f64, relative_l2, step
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh
 
@@ -72,6 +74,30 @@ def test_kernel_is_free_of_memory_errors(sample):
     with jax.sharding.use_abstract_mesh(V6E):
         out = functions.decode_attention(*made.operands, config=config, interpret=CHECKED, **made.form)
     assert relative_l2(out, made.expected()) <= TOLERANCE[form.get("dtype", "float32")]
+    assert not _races()
+
+
+# Of those with new tokens that touch two tiles, half a tile, keys on lanes, several items of a sequence, chunks.
+APPENDED = ("lengths", "ragged-keys-on-lanes", "values-on-lanes", "half-tiles", "new-tokens", "chunks")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each != "new-tokens")) for each in APPENDED]
+)
+def test_append_is_free_of_memory_errors(name):
+    lengths, heads, kv_heads, keys, dim, config, form = STEPS[name]
+    made = step(lengths, heads=heads, kv_heads=kv_heads, keys=keys, dim=dim, **form)
+    query, key, value, *rest = made.operands
+    rows = [jnp.full((*x.shape[:2], query.shape[2], x.shape[3]), 0.5, x.dtype) for x in (key, value)]
+    given, places = (query, *rows, key, value, rest[0]), None
+    with jax.sharding.use_abstract_mesh(V6E):
+        out, *caches = functions.append_attention(
+            *given, places, *rest[1:], config=config, interpret=CHECKED, **made.form
+        )
+    expected, *written = reference.append_attention(*given, places, *rest[1:], **made.form)
+    assert relative_l2(out, f64(expected)) <= TOLERANCE[form.get("dtype", "float32")]
+    for cache, wanted in zip(caches, written, strict=True):
+        np.testing.assert_array_equal(f64(cache), f64(wanted))
     assert not _races()
 
 

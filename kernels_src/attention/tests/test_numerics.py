@@ -12,7 +12,7 @@ from attention import functions, reference
 from attention.cases import CASES
 from attention.decode_config import VMEM_BYTES, choose, vmem_bytes
 from attention.shapes import Config, Shape
-from attention_oracle import TOLERANCE, f64, relative_l2, step
+from attention_oracle import TOLERANCE, f64, keys_seen, relative_l2, step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -59,6 +59,39 @@ def test_step_agrees_with_float64(made):
         out = function(*made.operands, **made.form)
         assert out.dtype == made.operands[0].dtype
         assert relative_l2(out, expected) <= TOLERANCE[str(out.dtype)]
+
+
+@pytest.mark.slow
+@settings(max_examples=30)
+@given(made=steps(), seed=st.integers(0, 99), rolled=st.booleans(), shared=st.booleans())
+def test_append_is_a_write_and_then_a_step(made, seed, rolled, shared):
+    query, key, value, lengths, starts, sinks = made.operands
+    new, keys = query.shape[2], key.shape[2]
+    shared = shared and key.shape == value.shape
+    draw = np.random.default_rng(seed)
+    rows = [jnp.asarray(draw.standard_normal((*x.shape[:2], new, x.shape[3])), x.dtype) for x in (key, value)]
+    places = draw.integers(0, keys, len(lengths)) if rolled else None
+    written = [key] if shared else [key, value]
+    for b, seen in enumerate(keys_seen(lengths, starts, made.form.get("window"), new, keys)):
+        needed = [k for these in seen if len(these) for k in (these[0], these[-1])]
+        first = int(lengths[b]) - new if places is None else places[b]
+        for token, place in enumerate(range(first, first + new)):
+            if needed and min(needed) <= place <= max(needed):
+                written = [
+                    x.at[b, :, place].set(row[b, :, token]) for x, row in zip(written, rows, strict=False)
+                ]
+    value, rows[1] = (None, None) if shared else (value, rows[1])
+    expected = reference.decode_attention(
+        query, written[0], None if shared else written[1], lengths, starts, sinks, **made.form
+    )
+    for function in (
+        functools.partial(functions.append_attention, interpret=True),
+        reference.append_attention,
+    ):
+        out, *caches = function(query, *rows, key, value, lengths, places, starts, sinks, **made.form)
+        assert relative_l2(out, f64(expected)) <= TOLERANCE[str(out.dtype)]
+        for cache, wanted in zip(caches, written, strict=True):
+            np.testing.assert_array_equal(f64(cache), f64(wanted))
 
 
 DIVISIONS = {

@@ -1,4 +1,4 @@
-"""The torch ops `decode_attention` and `flash_attention`."""
+"""The torch ops `decode_attention`, `append_attention` and `flash_attention`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from .shapes import visible_pairs
 from .tpu_ops import Cost, InputError, op
 
 DTYPES = (torch.bfloat16, torch.float32)
+PLACES = (torch.int32, torch.int64)
 # With more new tokens of a sequence it is no decode step, which lives by reading the cache once.
 MOST_NEW = 8
 
@@ -28,7 +29,7 @@ def _check_shared(
     window: int | None,
     softcap: float | None,
 ) -> None:
-    """What both ops ask of the arguments that they share."""
+    """What all ops ask of the arguments that they share."""
     for name, tensor, axes in (
         ("query", query, "[B, Hq, L, D]"),
         ("key", key, "[B, H, S, D]"),
@@ -71,7 +72,7 @@ def _check_places(query: Tensor, **given: Tensor | None) -> None:
         if places is None:
             continue
         _check(
-            places.dtype in (torch.int32, torch.int64),
+            places.dtype in PLACES,
             f"{name} has dtype {places.dtype}; it must be int32 or int64",
         )
         _check(
@@ -82,15 +83,51 @@ def _check_places(query: Tensor, **given: Tensor | None) -> None:
 
 
 def _cost(
-    query: Tensor, key: Tensor, value: Tensor, *others: object, causal: bool = False, **form: object
+    query: Tensor, key: Tensor, value: Tensor | None, *others: object, causal: bool = False, **form: object
 ) -> Cost:
     sequences, heads, queries, dim = query.shape
     window = form.get("window") if causal else None
     assert window is None or isinstance(window, int)
     pairs = sequences * heads * visible_pairs(queries, key.shape[2], causal, window)
-    moved = sum(each.numel() * each.dtype.itemsize for each in (query, key, value))
-    result = sequences * heads * queries * value.shape[3] * query.dtype.itemsize
-    return Cost(flops=2 * pairs * (dim + value.shape[3]), bytes=moved + result)
+    moved = sum(each.numel() * each.dtype.itemsize for each in (query, key, value) if each is not None)
+    value_dim = (key if value is None else value).shape[3]
+    result = sequences * heads * queries * value_dim * query.dtype.itemsize
+    return Cost(flops=2 * pairs * (dim + value_dim), bytes=moved + result)
+
+
+def _append_cost(
+    query: Tensor,
+    new_key: Tensor,
+    new_value: Tensor | None,
+    key: Tensor,
+    value: Tensor | None,
+    *others: object,
+    **form: object,
+) -> Cost:
+    cost = _cost(query, key, value)
+    new = sum(each.numel() * each.dtype.itemsize for each in (new_key, new_value) if each is not None)
+    return Cost(cost.flops, cost.bytes + 2 * new)
+
+
+def _check_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    sinks: Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    **places: Tensor | None,
+) -> Tensor:
+    """What both ops of a decode step ask; returns what the result looks like."""
+    values = key if value is None else value
+    _check_shared(query, key, values, sinks, window, softcap)
+    new = query.shape[2]
+    _check(
+        1 <= new <= MOST_NEW,
+        f"query has {new} new tokens a sequence; 1 to {MOST_NEW} are supported: for more use flash_attention",
+    )
+    _check_places(query, **places)
+    return query.new_empty((*query.shape[:3], values.shape[3]))
 
 
 @op(
@@ -103,7 +140,7 @@ def _cost(
 def decode_attention(
     query: Tensor,
     key: Tensor,
-    value: Tensor,
+    value: Tensor | None,
     lengths: Tensor,
     starts: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -120,7 +157,7 @@ def decode_attention(
     Args:
       query: [B, Hq, L, D], bfloat16 or float32, with 1 <= L <= 8.
       key: [B, H, S, D] with H a divisor of Hq, the cache as transformers keeps it; the new tokens' keys are in it.
-      value: [B, H, S, E].
+      value: [B, H, S, E]; None where the keys are the values, which are then read once.
       lengths: [B] int32 or int64, valid keys of each sequence: its newest token sees keys below that, the one before
         it one key less; or [B, L], the end of the keys that each new token sees. More than S counts as S.
       starts: [B] or [B, L], the first key that a sequence, or a new token, sees: left padding.
@@ -140,14 +177,80 @@ def decode_attention(
       >>> decode_attention(query, cache, cache, torch.tensor([5]))[0, 0, 0, 0]
       tensor(1.)
     """
-    _check_shared(query, key, value, sinks, window, softcap)
-    new = query.shape[2]
+    return _check_step(query, key, value, sinks, window, softcap, lengths=lengths, starts=starts)
+
+
+@op(
+    kernel=functions.append_attention,
+    reference=reference.append_attention,
+    cost=_append_cost,
+    cases=CASES,
+)
+def append_attention(
+    query: Tensor,
+    new_key: Tensor,
+    new_value: Tensor | None,
+    key: Tensor,
+    value: Tensor | None,
+    lengths: Tensor,
+    places: Tensor | None = None,
+    starts: Tensor | None = None,
+    sinks: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> list[Tensor]:
+    """`decode_attention` that puts the new tokens' keys and values into the cache in the same kernel call.
+
+    The caches come back as results. In a compiled step that copies them to where they were, ``key.copy_(...)``, with
+    the caches donated (`tpu_kernels.generate` does), the kernel writes in place: only the tiles touched, and nothing is
+    copied. Elsewhere, as in eager calls, each call makes new caches.
+
+    Args:
+      query: [B, Hq, L, D], bfloat16 or float32, with 1 <= L <= 8.
+      new_key: [B, H, L, D]. new_value: [B, H, L, E], or None with `value`.
+      key: [B, H, S, D], the cache; what is in the new tokens' places does not matter.
+      value: [B, H, S, E], or None where the keys are the values.
+      lengths: as in `decode_attention`: the new tokens are counted.
+      places: [B] int32 or int64, where the first of a sequence's new keys goes; the others follow it. Unless given,
+        L before the end of the keys that it sees. For a rolled cache its position modulo S, with L = 1. A key that no
+        new token sees is not written: none of a sequence of length 0.
+      starts, sinks, scale, window, softcap: as in `decode_attention`.
+
+    Returns: [B, Hq, L, E], the key cache, and unless the keys are the values the value cache. There is no gradient.
+
+    Raises:
+      InputError: shapes, dtypes or devices do not fit, or a number is out of its range.
+
+    Example:
+      >>> query, new, cache = torch.ones(1, 4, 1, 64), torch.ones(1, 2, 1, 64), torch.zeros(1, 2, 32, 64)
+      >>> out, key, value = append_attention(query, new, new, cache, cache, torch.tensor([5]))
+      >>> key[0, 0, :, 0].nonzero()
+      tensor([[4]])
+    """
+    places_of = {"lengths": lengths, "starts": starts}
+    result = _check_step(query, key, value, sinks, window, softcap, **places_of)
     _check(
-        1 <= new <= MOST_NEW,
-        f"query has {new} new tokens a sequence; 1 to {MOST_NEW} are supported: for more use flash_attention",
+        (new_value is None) == (value is None),
+        "new_value and value must both be given, or both be None where the keys are the values",
     )
-    _check_places(query, lengths=lengths, starts=starts)
-    return query.new_empty((*query.shape[:3], value.shape[3]))
+    for name, new, cache in (("key", new_key, key), ("value", new_value, value)):
+        if new is None or cache is None:
+            continue
+        shape = (*cache.shape[:2], query.shape[2], cache.shape[3])
+        _check(
+            tuple(new.shape) == shape, f"new_{name} has shape {tuple(new.shape)}; it must be {list(shape)}"
+        )
+        _check(new.dtype == cache.dtype, f"new_{name} is {new.dtype} and {name} is {cache.dtype}")
+    if places is not None:
+        _check(places.dtype in PLACES, f"places has dtype {places.dtype}; it must be int32 or int64")
+        _check(
+            tuple(places.shape) == (query.shape[0],),
+            f"places has shape {tuple(places.shape)}; it must be [B] = [{query.shape[0]}]",
+        )
+    caches = [key] if value is None else [key, value]
+    return [result, *(cache.new_empty(cache.shape) for cache in caches)]
 
 
 @op(

@@ -83,9 +83,26 @@ def _step(case: Case, lengths: list[int], keys: int, new: int = 1, dtype: str = 
     return Call("decode_attention", case.name, {**arguments, "lengths": lengths}, static)
 
 
+def _append(case: Case, lengths: list[int], keys: int, new: int = 1, dtype: str = "bfloat16") -> Call:
+    step = _step(case, lengths, keys, new, dtype)
+    rows = (len(lengths), case.kv_heads, new, case.head_dim), dtype
+    return Call(
+        "append_attention", case.name, {**step.arguments, "new_key": rows, "new_value": rows}, step.static
+    )
+
+
+def _pass(case: Case, queries: int, dtype: str) -> Call:
+    arguments, static = case.call(1, queries, queries, dtype)
+    del arguments["lengths"]
+    return Call("flash_attention", case.name, arguments, {**static, "causal": True})
+
+
 def examples() -> list[Call]:
     """Small calls, whose results `tpu-kernels check` compares with the reference."""
     return [
+        _append(Case("rows", 2, 1, 128), [5, 0], 16, dtype="float32"),
+        _append(Case("columns", 3, 1, 64, window=30, sinks=True), [129], 130, new=3),
+        _pass(Case("causal", 2, 1, 128), 20, "float32"),
         _step(Case("grouped", 8, 4, 128), [5, 0, 272], 272, dtype="float32"),
         _step(Case("sliding", 6, 2, 64, window=130, sinks=True), [384, 17], 384, new=3),
         _step(Case("capped", 4, 1, 80, softcap=5.0), [130, 200, 1], 200, new=2, dtype="float32"),

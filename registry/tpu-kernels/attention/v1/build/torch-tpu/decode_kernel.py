@@ -39,35 +39,35 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .shapes import LANES, SUBLANES, Config, Shape
+from . import decode_append
+from .decode_append import Append
+from .shapes import BASE, COPIED, END, FIELDS, FIRST, FRESH, LANES, SUBLANES, WORK, Config, Shape, at_keys
 
 F32 = jnp.float32
 LOG2_E = math.log2(math.e)
 # The score of a masked key, and a maximum over none: the former vanishes beside the latter.
 MASKED, NO_MAXIMUM = -2e38, -1e30
-# What is kept of an item from the start of its copies on.
-WORK, BASE, FIRST, END, FRESH, COPIED, FIELDS = range(7)
 
 
-def scratch_of(shape: Shape, config: Config) -> dict[str, Any]:
-    """The kernel's scratch shapes by name."""
+def scratch_of(shape: Shape, config: Config, *, whole: bool = False) -> dict[str, Any]:
+    """The kernel's scratch shapes by name. `whole`: whole blocks are copied."""
     slots, rows = config.ring * config.unroll, config.tile_rows(shape)
 
     def ring(dim: int, transposed: bool) -> Any:
         tile = (dim, config.block) if transposed else (config.block, dim)
         return pltpu.VMEM((slots, config.heads, *tile), shape.dtype)
 
-    return {
+    scratch = {
         "query": pltpu.VMEM((config.works(shape), rows, shape.head_dim), shape.dtype),
-        "key": ring(shape.head_dim, shape.key_transposed),
-        "value": ring(shape.value_dim, shape.value_transposed),
+        **{name: ring(*cache) for name, cache in shape.caches.items()},
         "maximum": pltpu.VMEM((rows, LANES), F32),
         "total": pltpu.VMEM((rows, LANES), F32),
         "sums": pltpu.VMEM((rows, shape.value_dim), F32),
         "items": pltpu.SMEM((slots, FIELDS), jnp.int32),
         "arrived": pltpu.SemaphoreType.DMA((config.ring,)),
-        "query_arrived": pltpu.SemaphoreType.DMA((1,)),
+        "new_arrived": pltpu.SemaphoreType.DMA((1,)),
     }
+    return scratch | decode_append.scratch_of(shape, config, whole=whole) if shape.appends else scratch
 
 
 def _iota(shape: tuple[int, int], axis: int) -> jax.Array:
@@ -80,11 +80,6 @@ def _lanes(x: jax.Array, length: int) -> jax.Array:
     return jnp.concatenate([x] * whole + ([x[:, :rest]] if rest else []), axis=1)
 
 
-def _keys(transposed: bool, *index: Any) -> tuple[Any, ...]:
-    """An index whose last part is of keys, in a cache as it is stored."""
-    return (*index[:-1], slice(None), index[-1]) if transposed else index
-
-
 class _Copies:
     """The items' way into the ring."""
 
@@ -93,6 +88,7 @@ class _Copies:
         self._works = config.works(shape)
         self._groups = shape.kv_heads // config.heads
         self._chunk = pl.program_id(0) * self._works
+        self._append = Append(ref, shape, config, self._appended, whole=whole) if shape.appends else None
 
     def sequence(self, work: Any) -> Any:
         """The sequence of a work."""
@@ -100,27 +96,28 @@ class _Copies:
 
     def bounds(self, work: Any, field: int) -> Any:
         """The field of a work's sequence: 0 and 1 for all its keys, from 2 on for each new token."""
-        return self._ref.bounds[self.sequence(work) * (2 + 2 * self._shape.new) + field]
+        return self._ref.bounds[self.sequence(work) * self._shape.bounds + field]
+
+    def _appended(self, work: Any) -> list[Any]:
+        return [self.bounds(work, 2 + 2 * self._shape.new + each) for each in range(3)]
 
     def _copies(self, group: Any, slot: Any) -> list[Any]:
         ref, shape, item = self._ref, self._shape, self._ref.items
 
-        def copy(hbm: Any, slots: Any, transposed: bool) -> Any:
+        def copy(name: str, transposed: bool) -> Any:
             granule = shape.granule_of(transposed)
             copied = self._config.block
             if not self._whole:
                 copied = pl.multiple_of((item[slot, COPIED] + granule - 1) & -granule, granule)
             there = pl.ds(pl.multiple_of(item[slot, BASE], shape.granule), copied)
+            work = self._chunk + item[slot, WORK]
             return pltpu.make_async_copy(
-                hbm.at[_keys(transposed, self._chunk + item[slot, WORK], slice(None), there)],
-                slots.at[_keys(transposed, slot, slice(None), pl.ds(0, copied))],
+                getattr(ref, f"{name}_hbm").at[at_keys(transposed, work, slice(None), there)],
+                getattr(ref, name).at[at_keys(transposed, slot, slice(None), pl.ds(0, copied))],
                 ref.arrived.at[group],
             )
 
-        return [
-            copy(ref.key_hbm, ref.key, shape.key_transposed),
-            copy(ref.value_hbm, ref.value, shape.value_transposed),
-        ]
+        return [copy(name, transposed) for name, (_, transposed) in shape.caches.items()]
 
     def start(self, group: Any, place: tuple[Any, Any]) -> tuple[Any, Any]:
         """Starts the copies of a group from `place`, a work and a block in it; returns the next group's place."""
@@ -166,6 +163,8 @@ class _Copies:
                     copy.wait()
 
         # Only now is any of them there for sure: they share a semaphore.
+        if self._append is not None:
+            self._append.put(group)
         tile = max(shape.granule, 32 // shape.itemsize)
         for slot in slots:
 
@@ -182,7 +181,7 @@ class _Copies:
         """Zeroes, among `count` values, those that are not the item's own."""
         transposed, item = self._shape.value_transposed, self._ref.items
         for head in range(self._config.heads):
-            there = _keys(transposed, slot, head, pl.ds(begin, count))
+            there = at_keys(transposed, slot, head, pl.ds(begin, count))
             value = self._ref.value[there]
             key = begin + _iota(value.shape, 1 if transposed else 0)
             own = (key >= item[slot, FIRST]) & (key < item[slot, END])
@@ -205,6 +204,8 @@ class _Copies:
 
         zero = jnp.int32(0)
         jax.lax.while_loop(lambda state: state[0] < state[2], step, (zero, zero, *state))
+        if self._append is not None:
+            self._append.finish()
 
     def _refill(self, group: Any, state: Any) -> Any:
         started, work, block = state
@@ -226,8 +227,18 @@ def _kernel(
     ref = SimpleNamespace(**dict(zip(names, refs, strict=True)))
     works, rows, block = config.works(shape), config.tile_rows(shape), config.block
     chunk = pl.program_id(0) * works
-    queries = pltpu.make_async_copy(ref.query_hbm.at[pl.ds(chunk, works)], ref.query, ref.query_arrived.at[0])
-    queries.start()
+    if shape.shared:
+        ref.value = ref.key
+    # What comes at once: the new tokens' queries, and the keys and values to be written.
+    at_once = ["query", *(f"new_{name}" for name in shape.caches if shape.appends)]
+    arrivals = [
+        pltpu.make_async_copy(
+            getattr(ref, f"{name}_hbm").at[pl.ds(chunk, works)], getattr(ref, name), ref.new_arrived.at[0]
+        )
+        for name in at_once
+    ]
+    for arrival in arrivals:
+        arrival.start()
     for name in ("maximum", "total", "sums"):
         state = getattr(ref, name)
         state[...] = jnp.zeros_like(state)
@@ -321,15 +332,16 @@ def _kernel(
         ref.out[work, there] = (sums * inverse).astype(ref.out.dtype)
 
     state = copies.fill()
-    queries.wait()
+    for arrival in arrivals:
+        arrival.wait()
     copies.each(state, compute)
 
 
 def call(
     bounds: jax.Array,
     query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    caches: dict[str, jax.Array],
+    new: dict[str, jax.Array],
     sinks: jax.Array | None,
     *,
     shape: Shape,
@@ -337,43 +349,65 @@ def call(
     scale: float,
     softcap: float | None,
     interpret: Any,
-) -> jax.Array:
+) -> list[jax.Array]:
     """One `pallas_call`: [W, M, E] from operands that stay in HBM, W works of M rows (`Config.tile_rows`).
 
     Args:
       bounds: [B * (2 + 2L)] int32: for each sequence the keys it needs, first and end; then first key of each
-        new token, then the end of each. An empty range is 0, 0.
-      query: [W, M, D]. key: [W, heads, S, D], or [W, heads, D, S]. value: [W, heads, S, E], or [W, heads, E, S].
+        new token, then the end of each. An empty range is 0, 0. If keys are appended [B * (5 + 2L)]: then the place
+        of the first new key, and the first and the end of the keys that are written.
+      query: [W, M, D].
+      caches: "key" [W, heads, S, D], or [W, heads, D, S], and unless shared "value", with E in place of D.
+      new: by the same names [W, heads x L padded, D]; empty unless keys are appended.
       sinks: [H / heads, M, 128] f32, equal in all lanes.
+
+    Returns: the result, and the caches if keys are appended: in the memory of the given ones where XLA may.
     """
-    scratch = scratch_of(shape, config)
-    operands = {"bounds": bounds, "query_hbm": query, "key_hbm": key, "value_hbm": value}
+    # XLA's interpreter copies no dynamic number of keys.
+    whole = interpret is True
+    scratch = scratch_of(shape, config, whole=whole)
+    operands = {
+        "bounds": bounds,
+        "query": query,
+        **caches,
+        **{f"new_{name}": each for name, each in new.items()},
+    }
+    operands = {name if name == "bounds" else f"{name}_hbm": each for name, each in operands.items()}
     hbm = pl.BlockSpec(memory_space=pl.ANY)
-    specs = [hbm, hbm, hbm]
+    specs = [hbm] * (len(operands) - 1)
     if sinks is not None:
         operands["sinks"] = sinks
         specs.append(pl.BlockSpec(memory_space=pltpu.VMEM))
     works, rows = config.works(shape), config.tile_rows(shape)
     pairs = shape.sequences * shape.kv_heads * shape.keys
-    return pl.pallas_call(
+    written = [f"{name}_out" for name in new]
+    return pl.pallas_call(  # type: ignore[no-any-return]
         functools.partial(
             _kernel,
-            names=(*operands, "out", *scratch),
+            names=(*operands, "out", *written, *scratch),
             shape=shape,
             config=config,
             scale=scale,
             softcap=softcap,
-            # XLA's interpreter copies no dynamic number of keys.
-            whole=interpret is True,
+            whole=whole,
             exact=interpret is not False,
         ),
         name="decode_attention",
-        out_shape=jax.ShapeDtypeStruct((query.shape[0], rows, shape.value_dim), shape.dtype),
+        out_shape=[
+            jax.ShapeDtypeStruct((query.shape[0], rows, shape.value_dim), shape.dtype),
+            *(jax.ShapeDtypeStruct(caches[name].shape, shape.dtype) for name in new),
+        ],
+        input_output_aliases={
+            list(operands).index(f"{name}_hbm"): place for place, name in enumerate(new, start=1)
+        },
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(config.chunks,),
             in_specs=specs,
-            out_specs=pl.BlockSpec((works, rows, shape.value_dim), lambda chunk, _: (chunk, 0, 0)),
+            out_specs=[
+                pl.BlockSpec((works, rows, shape.value_dim), lambda chunk, _: (chunk, 0, 0)),
+                *[hbm] * len(new),
+            ],
             scratch_shapes=list(scratch.values()),
         ),
         compiler_params=pltpu.CompilerParams(
@@ -384,7 +418,7 @@ def call(
         ),
         cost_estimate=pl.CostEstimate(
             flops=2 * pairs * shape.rows * (shape.head_dim + shape.value_dim),
-            bytes_accessed=pairs * (shape.head_dim + shape.value_dim) * shape.itemsize,
+            bytes_accessed=pairs * sum(dim for dim, _ in shape.caches.values()) * shape.itemsize,
             transcendentals=pairs * shape.rows,
         ),
         interpret=interpret,

@@ -32,10 +32,23 @@ def bounds(
     return jnp.where(some, firsts, 0), jnp.where(some, ends, 0)
 
 
+def needed(firsts: jax.Array, ends: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The keys that some new token of a sequence sees, first and end, from those of each: int32 [B, 1] twice."""
+    first = jnp.min(jnp.where(firsts < ends, firsts, jnp.iinfo(jnp.int32).max), axis=1, keepdims=True)
+    end = jnp.max(ends, axis=1, keepdims=True)
+    return jnp.where(end > 0, first, 0), end
+
+
+def written(places: jax.Array | None, first: jax.Array, end: jax.Array, new: int) -> list[jax.Array]:
+    """The place of the first new key, and first and end of the keys that are written: int32 [B, 1] each."""
+    place = end - new if places is None else places.astype(jnp.int32)[:, None]
+    return [place, jnp.maximum(first, place), jnp.minimum(end, place + new)]
+
+
 def decode_attention(
     query: jax.Array,
     key: jax.Array,
-    value: jax.Array,
+    value: jax.Array | None,
     lengths: jax.Array,
     starts: jax.Array | None = None,
     sinks: jax.Array | None = None,
@@ -46,8 +59,42 @@ def decode_attention(
 ) -> jax.Array:
     """Attention of new tokens over a cache: see `functions.decode_attention`."""
     _, _, new, _ = query.shape
+    value = key if value is None else value
     first, end = bounds(lengths, starts, new=new, keys=key.shape[2], window=window)
     return _attention(query, key, value, first, end, sinks, scale=scale, softcap=softcap)[0]
+
+
+def append_attention(
+    query: jax.Array,
+    new_key: jax.Array,
+    new_value: jax.Array | None,
+    key: jax.Array,
+    value: jax.Array | None,
+    lengths: jax.Array,
+    places: jax.Array | None = None,
+    starts: jax.Array | None = None,
+    sinks: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> tuple[jax.Array, ...]:
+    """Attention of new tokens over a cache that they are written to first: see `functions.append_attention`."""
+    new, keys = query.shape[2], key.shape[2]
+    runs_of_keys = bounds(lengths, starts, new=new, keys=keys, window=window)
+    place, first, end = written(places, *needed(*runs_of_keys), new)
+    slot = jnp.arange(keys)[None]
+    theirs = ((slot >= first) & (slot < end))[:, None, :, None]
+    token = jnp.clip(slot - place, 0, new - 1)[:, None, :, None]
+
+    def appended(cache: jax.Array, rows: jax.Array) -> jax.Array:
+        return jnp.where(theirs, jnp.take_along_axis(rows, token, axis=2), cache)
+
+    key = appended(key, new_key)
+    value = None if value is None or new_value is None else appended(value, new_value)
+    form = {"scale": scale, "window": window, "softcap": softcap}
+    out = decode_attention(query, key, value, lengths, starts, sinks, **form)
+    return (out, key) if value is None else (out, key, value)
 
 
 def _attention(

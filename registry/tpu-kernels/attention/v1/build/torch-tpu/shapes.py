@@ -8,6 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 
 LANES, SUBLANES = 128, 8
+# What the decode kernel keeps of an item from the start of its copies on.
+WORK, BASE, FIRST, END, FRESH, COPIED, FIELDS = range(7)
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -28,6 +30,11 @@ def visible_pairs(queries: int, keys: int, causal: bool, window: int | None) -> 
     return sum(min(max(own, 0), most) for own in range(keys - queries + 1, keys + 1))
 
 
+def at_keys(transposed: bool, *index: Any) -> tuple[Any, ...]:
+    """An index whose last part is of keys, in a cache as it is stored."""
+    return (*index[:-1], slice(None), index[-1]) if transposed else index
+
+
 @dataclasses.dataclass(frozen=True)
 class Shape:
     """What a kernel is made for.
@@ -40,6 +47,8 @@ class Shape:
       dtype: of everything but sinks.
       sinks: each query head has one.
       key_transposed, value_transposed: the cache comes as [B, H, D, S], keys on lanes.
+      shared: the keys are the values, too.
+      appends: the new tokens' keys and values are written to the cache.
     """
 
     sequences: int
@@ -53,6 +62,19 @@ class Shape:
     sinks: bool
     key_transposed: bool
     value_transposed: bool
+    shared: bool = False
+    appends: bool = False
+
+    @property
+    def caches(self) -> dict[str, tuple[int, bool]]:
+        """The head dimension of each cache by name, and whether its keys are on lanes."""
+        caches = {"key": (self.head_dim, self.key_transposed)}
+        return caches if self.shared else caches | {"value": (self.value_dim, self.value_transposed)}
+
+    @property
+    def bounds(self) -> int:
+        """Numbers that say what a sequence's keys are: see `decode_kernel.call`."""
+        return 2 + 2 * self.new + 3 * self.appends
 
     @property
     def itemsize(self) -> int:
@@ -82,7 +104,7 @@ class Shape:
     @property
     def key_bytes(self) -> int:
         """Bytes in vector memory of one key of one head, and of its value."""
-        lengths = (self.head_dim, self.key_transposed), (self.value_dim, self.value_transposed)
+        lengths = self.caches.values()
         return sum(round_up(n, SUBLANES if turned else LANES) for n, turned in lengths) * self.itemsize
 
 
