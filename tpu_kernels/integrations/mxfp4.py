@@ -97,7 +97,11 @@ class Pack(ConversionOps):
         self.hf_quantizer = hf_quantizer
 
     def convert(
-        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        **kwargs: Any,
     ) -> dict[str, torch.Tensor]:
         """The packed tensors by name."""
         stored = (input_dict[name] for name in source_patterns)

@@ -32,9 +32,7 @@ def composed_experts(
     interpret: Any,
 ) -> jax.Array:
     """The experts of a layer: see `functions.fused_experts`."""
-    product = functools.partial(
-        ragged.ragged_dot, transpose_rhs=not transposed, tpu=tpu, interpret=interpret
-    )
+    product = functools.partial(ragged.ragged_dot, transpose_rhs=not transposed, tpu=tpu, interpret=interpret)
     inner_size = gate_up_proj.shape[2 if transposed else 1] // (2 if gate.gated else 1)
     # Of other sizes `ragged_dot` would leave the bias to XLA as well.
     epilogue = None if gate_up_bias is not None and inner_size % LANES else epilogue_of(gate)
