@@ -1,4 +1,4 @@
-"""A gpt-oss checkpoint with MXFP4 weights, as the Hub has them: what is loaded is what is stored, and computes alike."""
+"""A gpt-oss checkpoint with MXFP4 weights, as the Hub has them: what is loaded is what is stored, and computes so."""
 
 from __future__ import annotations
 

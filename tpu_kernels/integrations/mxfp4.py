@@ -1,7 +1,7 @@
 """transformers' MXFP4 checkpoints, gpt-oss's, for the experts kernel: their four bits a weight are kept.
 
-Without a GPU transformers makes bfloat16 of them. A model that is loaded with the kernel's experts gets them as they are
-stored instead, packed anew for the kernel, tensor by tensor; saved, it has the packed ones, and loads as they are.
+Without a GPU transformers makes bfloat16 of them. A model that is loaded with the kernel's experts gets what is stored
+instead, packed for the kernel tensor by tensor. Saved, it has the packed ones, which load as they are.
 """
 
 from __future__ import annotations
