@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 import transformers
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 import tpu_kernels
+from tpu_kernels.bench import presets
 from tpu_kernels.errors import TpuKernelsError
 from tpu_kernels.integrations.transformers import EXPERTS
 
@@ -30,20 +28,8 @@ def stored(n, k, experts=8):
 
 
 @pytest.fixture(scope="module")
-def checkpoint(folder, tmp_path_factory):
-    """A small gpt-oss in the files' form of openai/gpt-oss-20b."""
-    torch.manual_seed(0)
-    own, there = folder("gpt-oss"), tmp_path_factory.mktemp("mxfp4")
-    config = json.loads((own / "config.json").read_text())
-    whole = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": whole}
-    (there / "config.json").write_text(json.dumps(config))
-    tensors = load_file(own / "model.safetensors")
-    for name in [name for name in tensors if name.endswith(WEIGHTS)]:
-        _, k, n = tensors.pop(name).shape
-        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = stored(n, k)
-    save_file(tensors, there / "model.safetensors", metadata={"format": "pt"})
-    return there
+def checkpoint(tmp_path_factory):
+    return presets.build_mxfp4(tmp_path_factory.mktemp("mxfp4"))
 
 
 def load(folder, **kwargs):
@@ -87,6 +73,8 @@ def test_a_checkpoint_keeps_its_bits_and_the_model_its_tokens(checkpoint, kernel
     held = again.state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(held[name], tensor.cpu()), name
+    with pytest.raises(RuntimeError, match="mismatch"):
+        load(tmp_path, experts_implementation="eager")
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert not [name for name in file.keys() if name.endswith(("_blocks", "_scales"))]  # noqa: SIM118
 
