@@ -34,7 +34,7 @@ def unregister() -> None:
     AUTO_QUANTIZER_MAPPING[METHOD] = Mxfp4HfQuantizer
 
 
-class KeepingQuantizer(Mxfp4HfQuantizer):
+class KeepingQuantizer(Mxfp4HfQuantizer):  # type: ignore[misc]
     """transformers' own, except for a model whose experts the kernel computes."""
 
     keeps = False
@@ -87,7 +87,7 @@ class KeepingQuantizer(Mxfp4HfQuantizer):
         return (None, {}) if self.keeps else super().get_state_dict_and_metadata(model)
 
 
-class Pack(ConversionOps):
+class Pack(ConversionOps):  # type: ignore[misc]
     """A weight's blocks and scales to the kernel's words and exponents."""
 
     supports_many_to_many = True
