@@ -247,9 +247,14 @@ def test_bad_values_are_refused_where_they_are_at_hand(kernel, tensors, static, 
 
 
 def test_exponents_that_bfloat16_has_no_numbers_for_are_refused(kernel):
-    blocks = torch.zeros(1, 64, 4, 16, dtype=torch.uint8)
+    blocks, scales = (
+        torch.full((1, 64, 4, 16), 0x20).byte(),
+        torch.tensor([1, 5, 9, 255]).byte().expand(1, 64, 4),
+    )
     with pytest.raises(TpuKernelsError, match=r"scales are within 1\.\.255; .* for 2\.\.252"):
-        kernel.pack_mxfp4(blocks, torch.tensor([1, 5, 9, 255]).byte().expand(1, 64, 4))
+        kernel.pack_mxfp4(blocks, scales)
+    blocks[:, :, [0, 3]] = 0x80  # zeros, of which the exponent says nothing
+    kernel.pack_mxfp4(blocks, scales)
     with pytest.raises(TpuKernelsError, match=r"blocks has shape .*; with scales \(1, 64, 3\)"):
         kernel.pack_mxfp4(blocks, torch.full((1, 64, 3), 9).byte())
 

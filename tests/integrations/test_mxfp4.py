@@ -1,16 +1,19 @@
-"""A gpt-oss model with MXFP4 weights, as its checkpoints store them, against transformers' dequantisation."""
+"""A gpt-oss checkpoint with MXFP4 weights, as the Hub has them: what is loaded is what is stored, and computes so."""
 
 from __future__ import annotations
-
-import copy
 
 import pytest
 import torch
 import transformers
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from safetensors import safe_open
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 import tpu_kernels
+from tpu_kernels.bench import presets
 from tpu_kernels.errors import TpuKernelsError
+from tpu_kernels.integrations.transformers import EXPERTS
+
+WEIGHTS = ("gate_up_proj", "down_proj")
 
 
 @pytest.fixture(scope="module")
@@ -20,34 +23,71 @@ def kernel():
 
 def stored(n, k, experts=8):
     shape = (experts, n, k // 32)
-    return torch.randint(0, 256, (*shape, 16), dtype=torch.uint8), torch.randint(
-        119, 123, shape, dtype=torch.uint8
-    )
+    blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+    return blocks, torch.randint(119, 123, shape, dtype=torch.uint8)
 
 
-def test_the_model_computes_what_its_dequantised_weights_do(kernel, folder, device):
-    torch.manual_seed(0)
-    own = transformers.AutoModelForCausalLM.from_pretrained(
-        folder("gpt-oss"), attn_implementation="eager", experts_implementation="eager"
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return presets.build_mxfp4(tmp_path_factory.mktemp("mxfp4"))
+
+
+def load(folder, **kwargs):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", **kwargs
     ).eval()
-    model = copy.deepcopy(own)
-    for layer, packed in zip(own.model.layers, model.model.layers, strict=True):
-        inner, hidden = layer.mlp.experts.down_proj.shape[1:]
-        gate_up, down = stored(2 * inner, hidden), stored(hidden, inner)
-        for name, weights in (("gate_up_proj", gate_up), ("down_proj", down)):
-            values = convert_moe_packed_tensors(*weights, dtype=torch.float32)
-            getattr(layer.mlp.experts, name).data = values
-        kernel.use_mxfp4(packed.mlp.experts, gate_up, down)
-    model = model.to(device)
 
-    report = tpu_kernels.enable(model)
 
-    assert {m.path for m in report.modules} == {"fused"}
-    assert model.model.layers[0].mlp.experts.gate_up_proj.dtype == torch.int32
+def greedy(model, prompt):
+    return model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False, eos_token_id=None
+    ).cpu()
+
+
+def test_a_checkpoint_keeps_its_bits_and_the_model_its_tokens(checkpoint, kernel, device, tmp_path):
     prompt = torch.randint(5, 200, (2, 12))
+    own = load(checkpoint, experts_implementation="eager")  # transformers dequantises
+    tpu_kernels.enable()
+    model = load(checkpoint, experts_implementation=EXPERTS, device_map=device)
+
+    experts = model.model.layers[1].mlp.experts
+    with safe_open(checkpoint / "model.safetensors", "pt") as file:
+        for name in WEIGHTS:
+            blocks, scales = (
+                file.get_tensor(f"model.layers.1.mlp.experts.{name}_{kind}") for kind in ("blocks", "scales")
+            )
+            held = getattr(experts, name), getattr(experts, f"{name}_scale")
+            for found, expected in zip(held, kernel.pack_mxfp4(blocks, scales), strict=True):
+                assert torch.equal(found.cpu(), expected)
+    assert {m.path for m in tpu_kernels.enable(model).modules} == {"fused"}
     with torch.no_grad():
         expected = own(prompt).logits
         assert (model(prompt.to(device)).logits.cpu() - expected).abs().max() <= 1e-4 * expected.abs().max()
+    tokens = greedy(model, prompt.to(device))
+    assert torch.equal(tokens, greedy(own, prompt))
+    assert len(set(tokens[0, 12:].tolist())) > 3, "a constant output proves nothing"
+
+    model.save_pretrained(tmp_path)
+
+    again = load(tmp_path, experts_implementation=EXPERTS)
+    held = again.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(held[name], tensor.cpu()), name
+    with pytest.raises(RuntimeError, match="mismatch"):
+        load(tmp_path, experts_implementation="eager")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert not [name for name in file.keys() if name.endswith(("_blocks", "_scales"))]  # noqa: SIM118
+
+
+def test_a_model_that_others_compute_is_dequantised_as_before(checkpoint):
+    name = "model.layers.0.mlp.experts.down_proj"
+    before = load(checkpoint, experts_implementation="eager").get_parameter(name)
+    tpu_kernels.enable()
+    asked = transformers.Mxfp4Config(dequantize=True)
+    for kwargs in ({}, {"experts_implementation": EXPERTS, "quantization_config": asked}):
+        assert torch.equal(load(checkpoint, **kwargs).get_parameter(name), before)
+    tpu_kernels.disable()
+    assert AUTO_QUANTIZER_MAPPING["mxfp4"].__module__.startswith("transformers.")
 
 
 def test_what_does_not_fit_is_one_clear_error(kernel, folder):

@@ -46,6 +46,7 @@ def tokens_of(folder: Path) -> torch.Tensor:
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_make_the_tokens_of_one_process(ranks, tmp_path):
     folders = [presets.build(family, tmp_path / family) for family in FAMILIES]
+    folders.append(presets.build_mxfp4(tmp_path / "gpt-oss-mxfp4"))
     done = run(
         *("--nproc-per-node", str(ranks), "--device", "cpu", HERE / "generate.py"),
         *(*folders, tmp_path / "tokens"),

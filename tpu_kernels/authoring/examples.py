@@ -19,6 +19,9 @@ Values = Literal["normal", "zeros", "large"]
 _LARGE = 8.0
 # The largest number of each quantised dtype, which is so many standard deviations from zero.
 _QUANTISED, _DEVIATIONS = {"int8": 127, "int4": 7}, 3.0
+# Bytes: their middle, where an exponent of MXFP4 means one, and a standard deviation that leaves out the last few of
+# both ends: what is drawn stays within sqrt(12) of them.
+_BYTES_MIDDLE, _BYTES_DEVIATION = 127, 36
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Example:
                 shape, dtype = value
                 factor = {"normal": 1.0, "zeros": 0.0, "large": _LARGE}[self.values]
                 drawn = _drawn(f"{self.name}/{name}", shape) * np.float32(factor)
-                numbers[name] = _quantised(drawn, dtype) if dtype in _QUANTISED else drawn
+                numbers[name] = _as_dtype(drawn, dtype)
             else:
                 numbers[name] = np.asarray(value, np.int32)
         return numbers
@@ -167,10 +170,14 @@ def _drawn(name: str, shape: Sequence[int]) -> Any:
     return ((sums - 2 * (2**16 - 1)) / spread).astype(np.float32).reshape(shape)
 
 
-def _quantised(drawn: Any, dtype: str) -> Any:
-    """Spread over all of a dtype's range."""
+def _as_dtype(drawn: Any, dtype: str) -> Any:
+    """Integers spread over all of a dtype's range; floats as they are."""
     import numpy as np
 
+    if dtype == "uint8":
+        return np.clip(_BYTES_MIDDLE + drawn * np.float32(_BYTES_DEVIATION), 0, 255).astype(np.uint8)
+    if dtype not in _QUANTISED:
+        return drawn
     most = _QUANTISED[dtype]
     return np.clip(drawn * np.float32(most / _DEVIATIONS), -most - 1, most).astype(np.int8)
 

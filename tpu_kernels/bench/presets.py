@@ -190,6 +190,37 @@ def build(name: str, folder: str | Path, *, dtype: torch.dtype | None = None, se
     return folder
 
 
+def build_mxfp4(folder: str | Path, *, seed: int = 0) -> Path:
+    """Writes the gpt-oss preset with MXFP4 experts, in the form of openai/gpt-oss-20b's files, and returns `folder`.
+
+    Example:
+        >>> folder = build_mxfp4("models/tiny-gpt-oss-mxfp4")
+        >>> model = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="tpu_fused_experts")
+    """
+    import json
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = build("gpt-oss", folder, seed=seed)
+    config = json.loads((folder / "config.json").read_text())
+    whole = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": whole}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(least: int, above: int, *shape: int) -> torch.Tensor:
+        return torch.randint(least, above, shape, dtype=torch.uint8, generator=generator)
+
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, k, n = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = draw(0, 256, experts, n, k // 32, 16)
+        tensors[f"{name}_scales"] = draw(119, 123, experts, n, k // 32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def _randomise(model: torch.nn.Module, seed: int) -> None:
     """Gives every parameter seeded noise, at a scale where tokens vary and every parameter matters.
 

@@ -177,6 +177,9 @@ def disable(model: torch.nn.Module | None = None) -> None:
         for name in _registered:
             for table in (moe.ExpertsInterface, fp8.FP8ExpertsInterface):
                 table._global_mapping.pop(name, None)
+        from . import mxfp4
+
+        mxfp4.unregister()
         _registered.clear()
 
 
@@ -194,6 +197,9 @@ def _register_experts() -> tuple[str, ...]:
             # FP8 models look names up in a table of their own. Without an entry there a name passes transformers'
             # check and fails in the first forward.
             fp8.FP8ExpertsInterface.register(name, _fp8_experts(name, fp8.fp8_grouped_mm_experts_forward))
+        from . import mxfp4
+
+        mxfp4.register()
         _registered.extend(functions)
     return tuple(_registered)
 

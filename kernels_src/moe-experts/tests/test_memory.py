@@ -29,7 +29,7 @@ LAYERS = {
     "ring": (20, 2, 4, 4, 640, 384, Config(256, 256, 2, 1, 0, VMEM), {}),
     "ring-transposed": (20, 2, 4, 4, 640, 384, Config(256, 256, 2, 2, 0, VMEM), {"transposed": True}),
     "two-experts-ahead": (8, 2, 6, 6, 256, 128, Config(128, 128, 4, 4, 0, VMEM), {"gated": False}),
-    "gathered": (200, 2, 4, 8, 256, 128, Config(256, 128, 1, 2, 64, VMEM), {"dtype": "bfloat16"}),
+    "gathered": (200, 2, 4, 8, 256, 128, Config(256, 128, 1, 2, 48, VMEM), {"dtype": "bfloat16"}),
     "gathered-transposed": (
         140, 1, 4, 4, 96, 160, Config(320, 96, 1, 1, 32, VMEM), {"dtype": "bfloat16", "biased": True, **GPT_OSS},
     ),

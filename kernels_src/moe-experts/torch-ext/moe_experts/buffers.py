@@ -24,7 +24,7 @@ def buffers_of(shape: Shape, config: Config) -> dict[str, Any]:
     tokens, hidden = shape.tokens, shape.hidden
     x_width, h_width = shape.contraction(hidden), shape.contraction(shape.intermediate)
     columns, rows = config.columns(tokens), config.rows
-    wide, tiles = (rows, columns // rows) if rows else (columns, 1)
+    wide, tiles = (rows, -(-columns // rows)) if rows else (columns, 1)
     experts = round_up(shape.all_experts, LANES)
     choices = (shape.choices, tokens) if shape.choices_first else (tokens, shape.choices)
     vmem, dma = pltpu.VMEM, pltpu.SemaphoreType.DMA

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -9,7 +10,9 @@ import jax.numpy as jnp
 
 from .activations import Gate
 from .ragged_dot import functions as ragged
-from .ragged_dot.common import product
+from .ragged_dot.activations import CLAMPED
+from .ragged_dot.common import product as dense_product
+from .ragged_dot.tiles import LANES
 
 
 def composed_experts(
@@ -29,50 +32,40 @@ def composed_experts(
     interpret: Any,
 ) -> jax.Array:
     """The experts of a layer: see `functions.fused_experts`."""
-    count, hidden = gate_up_proj.shape[0], hidden_states.shape[1]
+    product = functools.partial(ragged.ragged_dot, transpose_rhs=not transposed, tpu=tpu, interpret=interpret)
+    inner_size = gate_up_proj.shape[2 if transposed else 1] // (2 if gate.gated else 1)
+    # Of other sizes `ragged_dot` would leave the bias to XLA as well.
+    epilogue = None if gate_up_bias is not None and inner_size % LANES else epilogue_of(gate)
+
+    def layer(rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        into = (rows, gate_up_proj, group_sizes, None, gate_up_bias, gate_up_scale)
+        if epilogue is None:
+            inner = gate.apply(product(*into, preferred_element_type=jnp.float32)).astype(rows.dtype)
+        else:
+            inner = product(*into, **epilogue)
+        return product(inner, down_proj, group_sizes, None, down_bias, down_scale)
+
+    count = gate_up_proj.shape[0]
     # Other ranks' experts sort last and are in no group.
     top_k_index = jnp.where(top_k_index < 0, count, top_k_index)
-    if gate_up_bias is None and gate_up_scale is None and gate == Gate(gate.activation):
-        return ragged.experts(
-            hidden_states,
-            top_k_index,
-            top_k_weights,
-            gate_up_proj,
-            down_proj,
-            activation=gate.activation,
-            transposed=transposed,
-            tpu=tpu,
-            interpret=interpret,
-        )
-    tokens, choices = top_k_index.shape
-    expert = top_k_index.reshape(-1)
-    order = jnp.argsort(expert, stable=True)
-    inverse = jnp.argsort(order)
-    group_sizes = jnp.sum(expert[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32)
-    here = (expert[order] < count)[:, None]
+    return ragged.routed(hidden_states, top_k_index, top_k_weights, count, layer)
 
-    def linear(
-        rows: jax.Array, weight: jax.Array, bias: jax.Array | None, scale: jax.Array | None
-    ) -> jax.Array:
-        return ragged.ragged_dot(
-            rows,
-            weight,
-            group_sizes,
-            None,
-            bias,
-            scale,
-            transpose_rhs=not transposed,
-            preferred_element_type=jnp.float32,
-            tpu=tpu,
-            interpret=interpret,
-        )
 
-    rows = ragged.permute(jnp.repeat(hidden_states, choices, axis=0), order, inverse)
-    inner = gate.apply(linear(rows, gate_up_proj, gate_up_bias, gate_up_scale)).astype(hidden_states.dtype)
-    # A gate may turn the zeros of a row that is not here into anything.
-    out = ragged.permute(jnp.where(here, linear(inner, down_proj, down_bias, down_scale), 0), inverse, order)
-    weighted = out.reshape(tokens, choices, hidden) * top_k_weights[..., None].astype(jnp.float32)
-    return weighted.sum(axis=1).astype(hidden_states.dtype)
+def epilogue_of(gate: Gate) -> dict[str, Any] | None:
+    """What `ragged_dot` is told to do the same in its call; None where it cannot.
+
+    Example:
+      >>> epilogue_of(Gate("gelu"))
+      {'activation': 'gelu', 'gating': 'concatenated'}
+    """
+    if not gate.gated:
+        return {"activation": gate.activation}
+    gating = "interleaved" if gate.interleaved else "concatenated"
+    if (gate.alpha, gate.limit, gate.up_offset) == (1.0, None, 0.0):
+        return {"activation": gate.activation, "gating": gating}
+    if (gate.activation, gate.up_offset) == ("silu", 1.0):
+        return {"activation": CLAMPED, "gating": gating, "alpha": gate.alpha, "limit": gate.limit}
+    return None
 
 
 def shared_expert(
@@ -86,5 +79,5 @@ def shared_expert(
 ) -> jax.Array:
     """One expert for all tokens, by XLA's products: [T, H] f32."""
     axis = 0 if transposed else 1
-    inner = gate.apply(product(hidden_states, gate_up, (1, axis))).astype(hidden_states.dtype)
-    return product(inner, down, (1, axis)) * weights[:, None].astype(jnp.float32)
+    inner = gate.apply(dense_product(hidden_states, gate_up, (1, axis))).astype(hidden_states.dtype)
+    return dense_product(inner, down, (1, axis)) * weights[:, None].astype(jnp.float32)

@@ -93,8 +93,8 @@ def use_mxfp4(module: Any, gate_up: tuple[Tensor, Tensor], down: tuple[Tensor, T
                 f"[E, N, K/{BLOCK}] = {(experts, n, k // BLOCK)}"
             )
         words, exponents = pack_mxfp4(blocks, scales)
-        setattr(module, name, torch.nn.Parameter(words, requires_grad=False))
-        module.register_buffer(f"{name}_scale", exponents)
+        for attribute, tensor in ((name, words), (f"{name}_scale", exponents)):
+            setattr(module, attribute, torch.nn.Parameter(tensor, requires_grad=False))
 
 
 def explain(module: Any) -> ragged.Path:

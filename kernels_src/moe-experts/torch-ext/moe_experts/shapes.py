@@ -91,7 +91,7 @@ class Config:
       gate_up_piece: of the U columns of the first product, those whose weights one DMA brings; a multiple of 256, or U.
       down_piece: of the H columns of the second product, those whose weights one DMA brings; a multiple of 128, or H.
       gate_up_slots, down_slots: pieces that are in vector memory or on their way.
-      rows: of a tile of gathered tokens, a power of two from 16 to 128; 0: dense.
+      rows: of a tile of gathered tokens, a multiple of 16, at most 128; 0: dense.
       vmem_bytes: vector memory the kernel may use.
     """
 
@@ -103,5 +103,5 @@ class Config:
     vmem_bytes: int
 
     def columns(self, tokens: int) -> int:
-        """C: the tokens, rounded up to whole registers; where they are gathered, to whole tiles."""
+        """C: the tokens, rounded up to whole registers; where they are gathered, to whole ones of lanes."""
         return round_up(tokens, LANES if self.rows else 16)

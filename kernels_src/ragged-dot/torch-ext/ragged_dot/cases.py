@@ -129,4 +129,5 @@ def examples() -> list[Call]:
         product("transposed", "bfloat16", 40, 128, 192, [17, 0, 20], transpose_rhs=True),
         product("gated", "float32", 24, 64, 256, [9, 11], **gate),
         Call("experts", "layer", layer, {"activation": "gelu_tanh"}),
+        Call("pack_mxfp4", "", {"blocks": ((2, 96, 5, 16), "uint8"), "scales": ((2, 96, 5), "uint8")}, {}),
     ]

@@ -146,4 +146,5 @@ def examples() -> list[Call]:
         layer("gpt-oss", "bfloat16", [[0], [4], [1], [4]], Case("", 1, 5, 5, 128, 256, GPT_OSS, biased=True)),
         layer("shared", "bfloat16", [[0, 3], [2, 4]], Case("", 2, 4, 8, 128, 128, shared=True)),
         layer("int8", "int8", [[3, 0], [1, 3]], Case("", 2, 4, 4, 256, 128)),
+        Call("pack_mxfp4", "", {"blocks": ((2, 96, 5, 16), "uint8"), "scales": ((2, 96, 5), "uint8")}, {}),
     ]

@@ -35,13 +35,16 @@ UNEQUAL = 3
 BANDWIDTH = {"v4": 1.2e12, "v5e": 0.82e12, "v5p": 2.77e12, "v6e": 1.64e12, "tpu7x": 3.69e12}
 
 # Up to so many tokens every active expert computes all of them, as products hide behind weights. More are gathered,
-# so many rows at a time as an expert is likely to have; a power of two from 16 to 128. (Shapes do not say how many
-# experts other ranks have: only where all of these have few tokens is it certain.)
+# so many rows at a time as an expert is likely to have, in sixteens. Shapes do not say how many experts other ranks
+# have: 2k^2 of them are about right, from Mixtral's 2 of 8 by gpt-oss's 4 of 32 to Qwen3's 8 of 128. Where even all
+# pairs are few for the experts that are here, the fewest rows do. What a tile costs grows with its rows, but up to
+# the most only where the matrix unit has 256 columns.
 DENSE_TOKENS = {"v4": 64, "v5e": 128, "v5p": 64, "v6e": 256, "tpu7x": 128}
-FEWEST_PAIRS, FEWEST_ROWS = 8, 16
-FEW_TOKENS, FEW_ROWS, ROWS = 256, 32, 64
+FEWEST_PAIRS, FEWEST_ROWS, FEW_ROWS = 8, 16, 32
+MOST_ROWS = {"v4": 64, "v5e": 64, "v5p": 64, "v6e": 128, "tpu7x": 128}
+DEVIATIONS = 2.5  # above the mean that most experts' numbers of tokens lie within
 # Above, products cost more than weights, and a grouped matmul over sorted rows is the better program.
-MOST_TOKENS = {"v4": 256, "v5e": 1024, "v5p": 512, "v6e": 1024, "tpu7x": 512}
+MOST_TOKENS = {"v4": 256, "v5e": 1024, "v5p": 512, "v6e": 1920, "tpu7x": 512}
 
 
 def choose(shape: Shape, tpu: str) -> Config | None:
@@ -62,7 +65,7 @@ def choose(shape: Shape, tpu: str) -> Config | None:
     if gathers and narrower > 1 and tpu == "v4":
         return None
     limit = int(VMEM_BYTES[tpu] * VMEM_SHARE)
-    rows = _rows(shape) if gathers else 0
+    rows = _rows(shape, tpu) if gathers else 0
     for config in _candidates(shape, tpu, rows, limit):
         taken = vmem_bytes(buffers_of(shape, config)) + _floats_bytes(shape)
         if taken * (1 + COMPILER_SHARE) + COMPILER_BYTES <= limit:
@@ -70,10 +73,12 @@ def choose(shape: Shape, tpu: str) -> Config | None:
     return None
 
 
-def _rows(shape: Shape) -> int:
+def _rows(shape: Shape, tpu: str) -> int:
     if shape.tokens * shape.choices <= FEWEST_PAIRS * shape.experts:
         return FEWEST_ROWS
-    return FEW_ROWS if shape.tokens <= FEW_TOKENS else ROWS
+    mean = shape.tokens / (2 * shape.choices)
+    likely = round_up(int(mean + DEVIATIONS * math.sqrt(mean)), FEWEST_ROWS)
+    return min(max(likely, FEW_ROWS), MOST_ROWS[tpu])
 
 
 def _floats_bytes(shape: Shape) -> int:
@@ -86,7 +91,7 @@ def _candidates(shape: Shape, tpu: str, rows: int, limit: int) -> Iterator[Confi
     gate_up_row, down_row = (int(k * shape.weight_bits / 8) for k in (shape.hidden, shape.intermediate))
     an_expert = shape.gate_up_columns * gate_up_row + shape.hidden * down_row
     ahead = min(pl.cdiv(int(SECONDS_AHEAD * BANDWIDTH[tpu]), an_expert), MOST_AHEAD)
-    gate_up_seconds = MANY_TOKENS_SECONDS if rows == ROWS else GATE_UP_SECONDS[tpu]
+    gate_up_seconds = MANY_TOKENS_SECONDS if rows > FEW_ROWS else GATE_UP_SECONDS[tpu]
     shrink = 1.0
     while True:
         piece_bytes = BANDWIDTH[tpu] * shrink

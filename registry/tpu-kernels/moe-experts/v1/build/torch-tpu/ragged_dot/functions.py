@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -367,19 +368,37 @@ def experts(
 
     Returns: [T, H] in the dtype of `hidden_states`; weighting and sum are done in f32.
     """
+    product = functools.partial(ragged_dot, transpose_rhs=not transposed, tpu=tpu, interpret=interpret)
+
+    def layer(rows: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        inner = product(rows, gate_up_proj, group_sizes, activation=activation, gating="concatenated")
+        return product(inner, down_proj, group_sizes)
+
+    return routed(hidden_states, top_k_index, top_k_weights, gate_up_proj.shape[0], layer)
+
+
+def routed(
+    hidden_states: jax.Array,
+    top_k_index: jax.Array,
+    top_k_weights: jax.Array,
+    experts: int,
+    layer: Callable[[jax.Array, jax.Array], jax.Array],
+) -> jax.Array:
+    """Each token through `layer` once for each of its k experts, summed by weight in f32: [T, H].
+
+    Args:
+      hidden_states, top_k_index, top_k_weights: as in `experts`.
+      experts: E.
+      layer: from rows [R, H] sorted by expert, and the E group sizes, to results [R, H]; zeros in rows past the groups.
+    """
     tokens, choices = top_k_index.shape
-    hidden = hidden_states.shape[1]
     expert = top_k_index.reshape(-1).astype(jnp.int32)
-    # Sentinels sort last and are in no group: the product leaves zeros in their rows.
+    # Sentinels sort last and are in no group.
     order = jnp.argsort(expert, stable=True)
     inverse = jnp.argsort(order)
-    group_sizes = jnp.sum(expert[:, None] == jnp.arange(gate_up_proj.shape[0]), axis=0, dtype=jnp.int32)
-
-    product = functools.partial(ragged_dot, transpose_rhs=not transposed, tpu=tpu, interpret=interpret)
-    rows = _sort_rows(choices, hidden_states, order, inverse)
-    inner = product(rows, gate_up_proj, group_sizes, activation=activation, gating="concatenated")
-    out = permute(product(inner, down_proj, group_sizes), inverse, order)
-    weighted = out.reshape(tokens, choices, hidden).astype(jnp.float32) * top_k_weights[..., None].astype(
+    group_sizes = jnp.sum(expert[:, None] == jnp.arange(experts), axis=0, dtype=jnp.int32)
+    out = permute(layer(_sort_rows(choices, hidden_states, order, inverse), group_sizes), inverse, order)
+    weighted = out.reshape(tokens, choices, -1).astype(jnp.float32) * top_k_weights[..., None].astype(
         jnp.float32
     )
     return weighted.sum(axis=1).astype(hidden_states.dtype)
