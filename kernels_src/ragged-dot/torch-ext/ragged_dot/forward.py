@@ -292,9 +292,7 @@ def _kernel(
         carry[...] = jnp.zeros_like(carry)
         for buffer in range(buffers):
             going_out[buffer] = 0
-        rows_ahead = jax.lax.fori_loop(
-            1, buffers - 1, lambda buffer, at: fetch_rows(*at, buffer), rows_ahead
-        )
+        rows_ahead = jax.lax.fori_loop(1, buffers - 1, lambda buffer, at: fetch_rows(*at, buffer), rows_ahead)
 
     def store(
         buffer: Any, base: Any, start: Any, end: Any, height: int, lanes: Any, values: jax.Array
