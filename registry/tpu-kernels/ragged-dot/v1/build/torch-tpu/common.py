@@ -70,8 +70,8 @@ def with_height(rows: Any, heights: list[int], body: Callable[[int], None]) -> N
 class RowCopies:
     """Copies of rows between a matrix in HBM and the buffers of a ring in vector memory.
 
-    How many rows is known only when the kernel runs, the size of a copy before: so one copy where the buffer is full, else
-    one a power of two.
+    How many rows is known only when the kernel runs, the size of a copy before: so one copy where the buffer is full,
+    else one a power of two.
 
     Args:
       hbm: ref [M, columns].
