@@ -76,7 +76,7 @@ def test_a_config_of_another_shape_serves_only_where_the_kernel_can(one, other, 
         "else the ring never holds what a group waits for"
     )
     assert config.resident == (config.buffers == 1)
-    assert other.vmem_bytes(config) <= config.vmem_bytes == vmem_budget(tpu)
+    assert other.vmem_bytes(config, CHIPS[tpu]) <= config.vmem_bytes == vmem_budget(tpu)
 
 
 @pytest.mark.parametrize(

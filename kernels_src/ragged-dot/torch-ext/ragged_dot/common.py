@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -55,19 +56,22 @@ def share_columns(ref: Any, shares: int) -> Any:
 
 
 def with_height(rows: Any, heights: list[int], body: Callable[[int], None]) -> None:
-    """`body(height)` for the smallest of `heights`, ascending, that covers `rows`: shapes of products are static."""
-    if len(heights) == 1:
-        body(heights[0])
+    """`body(height)` for the smallest of `heights`, ascending, that covers `rows`: shapes of products are static.
+
+    The tallest is asked for first: most chunks are whole.
+    """
+    *lower, tallest = heights
+    if not lower:
+        body(tallest)
         return
-    which = sum((rows > height).astype(jnp.int32) for height in heights[:-1])
-    for i, height in enumerate(heights):
-        pl.when(which == i)(lambda height=height: body(height))
+    jax.lax.cond(rows > lower[-1], lambda: body(tallest), lambda: with_height(rows, lower, body))
 
 
 class RowCopies:
     """Copies of rows between a matrix in HBM and the buffers of a ring in vector memory.
 
-    How many rows is known only when the kernel runs, the size of a copy before: so one copy a power of two.
+    How many rows is known only when the kernel runs, the size of a copy before: so one copy where the buffer is full,
+    else one a power of two.
 
     Args:
       hbm: ref [M, columns].
@@ -79,8 +83,9 @@ class RowCopies:
 
     def __init__(self, hbm: Any, ring: Any, semaphores: Any, *, inwards: bool, tile: int) -> None:
         self._hbm, self._ring, self._semaphores, self._inwards = hbm, ring, semaphores, inwards
-        most = min(hbm.shape[0], ring.shape[1])
-        self._sizes, self._tile = powers_of_two(1 << most.bit_length() - 1, tile), tile
+        self._most = min(hbm.shape[0], ring.shape[1])
+        self._sizes = powers_of_two(1 << (self._most - 1).bit_length() - 1, tile)
+        self._tile = tile
 
     def start(self, buffer: Any, first: Any, count: Any) -> None:
         """Starts to copy `count` rows, from or to `first` on in HBM."""
@@ -91,14 +96,16 @@ class RowCopies:
         self._each(buffer, 0, count, lambda copy: copy.wait())
 
     def _each(self, buffer: Any, first: Any, count: Any, do: Callable[[Any], None]) -> None:
-        done = jnp.int32(0)
-        for size in self._sizes:
+        def copy(done: Any, size: int) -> None:
+            hbm = self._hbm.at[pl.ds(pl.multiple_of(first + done, self._tile), size)]
+            local = self._ring.at[buffer, pl.ds(pl.multiple_of(done, self._tile), size)]
+            ends = (hbm, local) if self._inwards else (local, hbm)
+            do(pltpu.make_async_copy(*ends, self._semaphores.at[buffer]))
 
-            @pl.when(count & size != 0)
-            def _(size: int = size, done: Any = done) -> None:
-                hbm = self._hbm.at[pl.ds(pl.multiple_of(first + done, self._tile), size)]
-                local = self._ring.at[buffer, pl.ds(pl.multiple_of(done, self._tile), size)]
-                ends = (hbm, local) if self._inwards else (local, hbm)
-                do(pltpu.make_async_copy(*ends, self._semaphores.at[buffer]))
+        def in_parts() -> None:
+            done = jnp.int32(0)
+            for size in self._sizes:
+                pl.when(count & size != 0)(functools.partial(copy, done, size))
+                done += count & size
 
-            done += count & size
+        jax.lax.cond(count == self._most, lambda: copy(0, self._most), in_parts)

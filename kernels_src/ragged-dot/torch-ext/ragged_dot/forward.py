@@ -281,8 +281,10 @@ def _kernel(
         return following, jnp.where(more, base + chunk, aligned(first[following], tile))
 
     zero = jnp.int32(0)
-    piece_ahead = jax.lax.fori_loop(0, slots, lambda slot, at: fetch_piece(*at, slot), (zero, zero))
     rows_ahead: tuple[Any, ...] = ()
+    if not resident:
+        rows_ahead = fetch_rows(zero, aligned(first[0], tile), 0)
+    piece_ahead = jax.lax.fori_loop(0, slots, lambda slot, at: fetch_piece(*at, slot), (zero, zero))
     if resident:
         y[...] = jnp.zeros_like(y)
         all_rows.wait()
@@ -290,9 +292,7 @@ def _kernel(
         carry[...] = jnp.zeros_like(carry)
         for buffer in range(buffers):
             going_out[buffer] = 0
-        rows_ahead = jax.lax.fori_loop(
-            0, buffers - 1, lambda buffer, at: fetch_rows(*at, buffer), (zero, aligned(first[0], tile))
-        )
+        rows_ahead = jax.lax.fori_loop(1, buffers - 1, lambda buffer, at: fetch_rows(*at, buffer), rows_ahead)
 
     def store(
         buffer: Any, base: Any, start: Any, end: Any, height: int, lanes: Any, values: jax.Array

@@ -19,7 +19,6 @@ from .tiles import (
     COMPILER_BYTES,
     INTERPRETED_ROWS,
     LANES,
-    LONGEST_PROGRAM,
     Chip,
     WeightConfig,
     axis_parts,
@@ -35,6 +34,8 @@ from .tiles import (
 from .weight_gradient import gmm_weights
 
 MOST_ROWS = 1536
+# The compiler unrolls a product: multiplications in all of a program's products, at most.
+LONGEST_PROGRAM = 4.3e9
 # Sums of several chunks are loaded and stored at this rate.
 SUMS_BANDWIDTH = 6e12
 

@@ -48,8 +48,6 @@ VMEM_SHARE = 0.9
 COMPILER_BYTES = 2 * MIB
 # What the compiler's schedules show: a chunk costs this much beside its products.
 CHUNK_SECONDS = 0.15e-6
-# The compiler unrolls a product: multiplications in all of a program's products, at most.
-LONGEST_PROGRAM = 4.3e9
 INTERPRETED_ROWS = 64
 
 

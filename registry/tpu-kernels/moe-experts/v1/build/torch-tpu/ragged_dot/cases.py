@@ -114,6 +114,9 @@ def examples() -> list[Call]:
         arguments = {"lhs": ((rows, k), dtype), "rhs": (weights, dtype), "group_sizes": sizes}
         if static.pop("biased", False):
             arguments["bias"] = ((len(sizes), n), dtype)
+        if dtype == "int8":
+            arguments["lhs"] = ((rows, k), "bfloat16")
+            arguments["rhs_scale"] = ((len(sizes), n), "float32")
         return Call("ragged_dot", part, arguments, static)
 
     layer = {
@@ -128,6 +131,7 @@ def examples() -> list[Call]:
         product("sorted", "float32", 24, 100, 72, [5, 0, 12, 3]),
         product("transposed", "bfloat16", 40, 128, 192, [17, 0, 20], transpose_rhs=True),
         product("gated", "float32", 24, 64, 256, [9, 11], **gate),
+        product("int8", "int8", 24, 128, 256, [7, 0, 14], transpose_rhs=True),
         Call("experts", "layer", layer, {"activation": "gelu_tanh"}),
         Call("pack_mxfp4", "", {"blocks": ((2, 96, 5, 16), "uint8"), "scales": ((2, 96, 5), "uint8")}, {}),
     ]

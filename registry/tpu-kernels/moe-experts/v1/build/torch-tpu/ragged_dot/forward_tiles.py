@@ -23,7 +23,6 @@ from .tiles import (
     COMPILER_BYTES,
     INTERPRETED_ROWS,
     LANES,
-    LONGEST_PROGRAM,
     MIB,
     SUBLANES,
     Chip,
@@ -49,9 +48,8 @@ PIECE_SECONDS = 0.05e-6
 IN_FLIGHT_BYTES = 4 * MIB
 PROGRAM_BYTES = 4e-4  # about 5 bundles of 64 bytes for a million multiplications
 MOST_ROWS = 1280
-# Of the vector memory that a kernel may use: for narrow matrix units the compiler takes up to 8 % more than is
-# estimated where K is long.
-SPARING = 0.92
+# The compiler unrolls a product: multiplications in all of a program's products, at most.
+LONGEST_PROGRAM = 5.4e9
 UNEVEN = (0.5, 0.9, 1.0, 1.1, 1.5)  # rows of groups, as shares of the mean
 LONG_COLUMNS = 1536  # at least so many are in a share of a result
 
@@ -106,10 +104,10 @@ class Product:
         """
         budget = vmem_budget(tpu)
         configs = list(dict.fromkeys(self._configs(budget, CHIPS[tpu].cores)))
-        most = budget if CHIPS[tpu].matrix_columns > LANES else SPARING * budget
-        fitting = [config for config in configs if self.vmem_bytes(config) <= most]
+        taken = functools.partial(self.vmem_bytes, chip=CHIPS[tpu])
+        fitting = [config for config in configs if taken(config) <= budget]
         if not fitting:
-            return [min(configs, key=self.vmem_bytes)]
+            return [min(configs, key=taken)]
         seconds = functools.partial(self._seconds, chip=CHIPS[tpu])
         return ranked(fitting, seconds, lambda c: (c.columns, c.depth, c.by_group, c.resident))
 
@@ -131,7 +129,7 @@ class Product:
             and config.slots >= (max(2, self.pieces(config)) if config.by_group else 2)
             and (config.buffers == 1 if config.resident else config.buffers >= 2)
             and not self._is_long(config)
-            and self.vmem_bytes(config) <= config.vmem_bytes
+            and self.vmem_bytes(config, CHIPS[tpu]) <= config.vmem_bytes
         )
         return config if fits else None
 
@@ -174,7 +172,7 @@ class Product:
         """Pieces that the weights of a group are cut into, for a share of the columns."""
         return -(-(self.n // config.shares) // config.columns) * (self.k // config.depth)
 
-    def vmem_bytes(self, config: Config) -> int:
+    def vmem_bytes(self, config: Config, chip: Chip) -> int:
         """Vector memory that the kernel takes, roughly."""
         columns = round_up(config.columns, LANES) * self.wide
         rows = self.m + config.rows if config.resident else config.buffers * config.rows
@@ -182,11 +180,15 @@ class Product:
         kept = rows * (round_up(self.k, LANES) * self._size + wide * self._out_size)
         values = (2 if config.depth == self.k else 3) * config.rows * columns * 4
         split = split_bytes(self._size, (config.rows + columns) * config.depth)
+        # For narrow matrix units the compiler keeps the rows of a product once more.
+        again = config.rows * config.depth * self._size if chip.matrix_columns <= LANES else 0
         # Quantised weights are made floats of: int8 by way of 32 bits where a TPU knows no other, MXFP4 from exponents
         # in 32 bits.
         words = self.scales if self._mxfp4 else config.depth
         floats = (config.depth * self._size + 4 * words) * columns if self.weights else 0
-        return config.slots * self._piece_bytes(config) + kept + values + split + floats + COMPILER_BYTES
+        return (
+            config.slots * self._piece_bytes(config) + kept + again + values + split + floats + COMPILER_BYTES
+        )
 
     @property
     def _tile(self) -> int:
