@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
@@ -16,6 +17,7 @@ from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from ..hub import get_kernel
+from ..log import warn_once
 from .transformers import EXPERTS, EXPERTS_KERNELS
 
 METHOD = "mxfp4"
@@ -45,7 +47,8 @@ class KeepingQuantizer(Mxfp4HfQuantizer):  # type: ignore[misc]
 
     def update_attn_implementation(self, config: Any) -> Any:
         chosen = config.get_text_config()._experts_implementation
-        self.keeps = self.pre_quantized and chosen == EXPERTS and not self.quantization_config.dequantize
+        wanted = self.pre_quantized and chosen == EXPERTS and not self.quantization_config.dequantize
+        self.keeps = wanted and _can_pack()
         if not self.keeps:
             args, kwargs = self._environment
             super().validate_environment(*args, **kwargs)
@@ -72,10 +75,7 @@ class KeepingQuantizer(Mxfp4HfQuantizer):  # type: ignore[misc]
         if not self.keeps:
             conversions: list[Any] = super().get_weight_conversions()
             return conversions
-        return [
-            WeightConverter([f"{name}_blocks", f"{name}_scales"], [name, f"{name}_scale"], [Pack(self)])
-            for name in WEIGHTS
-        ]
+        return _packing(self)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         super()._process_model_after_weight_loading(model, **kwargs)
@@ -92,7 +92,7 @@ class Pack(ConversionOps):  # type: ignore[misc]
 
     supports_many_to_many = True
 
-    def __init__(self, hf_quantizer: KeepingQuantizer) -> None:
+    def __init__(self, hf_quantizer: KeepingQuantizer | None) -> None:
         # By this attribute transformers knows that tensors must come as they are stored.
         self.hf_quantizer = hf_quantizer
 
@@ -107,6 +107,26 @@ class Pack(ConversionOps):  # type: ignore[misc]
         stored = (input_dict[name] for name in source_patterns)
         blocks, scales = (one[0] if isinstance(one, list) else one for one in stored)
         return dict(zip(target_patterns, _kernel().pack_mxfp4(blocks, scales), strict=True))
+
+
+def _packing(quantizer: KeepingQuantizer | None) -> list[Any]:
+    return [
+        WeightConverter([f"{name}_blocks", f"{name}_scales"], [name, f"{name}_scale"], [Pack(quantizer)])
+        for name in WEIGHTS
+    ]
+
+
+def _can_pack() -> bool:
+    """Whether this version of transformers makes two tensors of two as it loads them; the log says if not."""
+    try:
+        _packing(None)
+    except ValueError:
+        warn_once(
+            f"transformers {transformers.__version__} cannot pack MXFP4 weights as it loads them: they become "
+            "bfloat16; 5.24 can"
+        )
+        return False
+    return True
 
 
 def _packs(conversion: Any) -> bool:
