@@ -398,9 +398,9 @@ def routed(
     inverse = jnp.argsort(order)
     group_sizes = jnp.sum(expert[:, None] == jnp.arange(experts), axis=0, dtype=jnp.int32)
     out = permute(layer(_sort_rows(choices, hidden_states, order, inverse), group_sizes), inverse, order)
-    weighted = out.reshape(tokens, choices, -1).astype(jnp.float32) * top_k_weights[..., None].astype(
-        jnp.float32
-    )
+    weighted = out.reshape(tokens, choices, out.shape[1]).astype(jnp.float32) * top_k_weights[
+        ..., None
+    ].astype(jnp.float32)
     return weighted.sum(axis=1).astype(hidden_states.dtype)
 
 
