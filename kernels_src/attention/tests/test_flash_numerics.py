@@ -99,6 +99,7 @@ def test_pass_agrees_with_float64(form):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @settings(max_examples=150)
 @given(form=passes(most=700))
 def test_longer_passes_agree_with_float64(form):
