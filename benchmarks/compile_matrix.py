@@ -113,7 +113,7 @@ def main(
     """Compile the matrix; exit status 1 if anything of it does not compile."""
     kernels = kernel or shipped_kernels()
     chosen = cells(kernels, case or WORKLOADS)
-    console = Console(width=None if Console().is_terminal else 160)
+    console = Console(width=None if Console().is_terminal else 160, emoji=False)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("compiling", total=len(chosen))
         results = compile_cells(chosen, on_report=lambda report: progress.advance(bar))

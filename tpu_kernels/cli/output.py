@@ -115,7 +115,7 @@ def make_table(title: str | None, *columns: str, right: tuple[str, ...] = ()) ->
 def show(*renderables: Any) -> None:
     """Prints tables and texts."""
     # Off a terminal rich assumes 80 columns, and what goes to a log file would be folded for nothing.
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = Console(width=None if sys.stdout.isatty() else 140, emoji=False)
     for renderable in renderables:
         console.print(renderable, markup=False, highlight=False, soft_wrap=not isinstance(renderable, Table))
 
