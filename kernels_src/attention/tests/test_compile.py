@@ -15,7 +15,6 @@ from attention import flash, functions
 from attention.cases import CASES
 
 from tpu_kernels import analysis
-from tpu_kernels.analysis import simulate
 
 BUILD = tomllib.loads((Path(__file__).parents[1] / "build.toml").read_text())
 GENERATIONS = BUILD["tpu"]["generations"]
@@ -148,6 +147,10 @@ def _compile_appends(generation: str, programs: list[tuple]) -> None:
         assert report.memory.temporaries < math.prod(key.shape) * key.dtype.itemsize / 2, program
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("pydantic") is None,
+    reason="NOT RUN: tpu-kernels, with the simulator, is not installed",
+)
 def test_what_an_append_moves():
     """The tiles touched are written, and keys that are the values are read once."""
     name, sequences, keys, *others = REPRESENTATIVE[0]
@@ -155,7 +158,7 @@ def test_what_an_append_moves():
     for shared, caches in ((False, 2), (True, 1)):
         job = _append_job("v6e", name, sequences, keys, *others, shared=shared)
         place = 3 - shared
-        profile = simulate(job.fn, *job.args, data={f"arg{place}": np.full(sequences, keys)})
+        profile = analysis.simulate(job.fn, *job.args, data={f"arg{place}": np.full(sequences, keys)})
         moved = [(each.read_bytes, each.written_bytes) for each in profile.traffic]
         read, written = (sum(each) for each in zip(*moved, strict=True))
         result = math.prod(job.args[0].shape) * 2
