@@ -151,15 +151,15 @@ def append_row_of(text: str, tpu: str) -> dict[str, Any]:
     """A step without a write to the cache, with it in the kernel's call, and with it ahead of that."""
     case, sequences, keys = _parsed(text)
     given = case, sequences, keys, tpu
-    apart = _appending(*given, fused=False)
+    fused, apart = (_appending(*given, fused=each) for each in (True, False))
     return {
         "tpu": tpu,
         "case": text,
         "without_us": _simulated_us(text, _ours(*given)),
-        "fused_us": _simulated_us(text, _appending(*given, fused=True)),
+        "fused_us": _simulated_us(text, fused),
         "apart_kernel_us": _simulated_us(text, apart),
         "apart_xla_us": _xla_us(apart, tpu),
-        "fused_xla_us": _xla_us(_appending(*given, fused=True), tpu),
+        "fused_xla_us": _xla_us(fused, tpu),
     }
 
 
