@@ -11,7 +11,7 @@ from .shapes import visible_pairs
 from .tpu_ops import Cost, InputError, op
 
 DTYPES = (torch.bfloat16, torch.float32)
-PLACES = (torch.int32, torch.int64)
+INDICES = (torch.int32, torch.int64)
 # With more new tokens of a sequence it is no decode step, which lives by reading the cache once.
 MOST_NEW = 8
 
@@ -66,15 +66,16 @@ def _check_shared(
     _check(softcap is None or softcap > 0, f"softcap is {softcap}; it must be above 0, or None for no cap")
 
 
+def _check_indices(name: str, indices: Tensor) -> None:
+    _check(indices.dtype in INDICES, f"{name} has dtype {indices.dtype}; it must be int32 or int64")
+
+
 def _check_places(query: Tensor, **given: Tensor | None) -> None:
     sequences, _, new, _ = query.shape
     for name, places in given.items():
         if places is None:
             continue
-        _check(
-            places.dtype in PLACES,
-            f"{name} has dtype {places.dtype}; it must be int32 or int64",
-        )
+        _check_indices(name, places)
         _check(
             tuple(places.shape) in ((sequences,), (sequences, new)),
             f"{name} has shape {tuple(places.shape)}; it must be [B] = [{sequences}] or [B, L] = "
@@ -229,8 +230,7 @@ def append_attention(
       >>> key[0, 0, :, 0].nonzero()
       tensor([[4]])
     """
-    places_of = {"lengths": lengths, "starts": starts}
-    result = _check_step(query, key, value, sinks, window, softcap, **places_of)
+    result = _check_step(query, key, value, sinks, window, softcap, lengths=lengths, starts=starts)
     _check(
         (new_value is None) == (value is None),
         "new_value and value must both be given, or both be None where the keys are the values",
@@ -244,7 +244,7 @@ def append_attention(
         )
         _check(new.dtype == cache.dtype, f"new_{name} is {new.dtype} and {name} is {cache.dtype}")
     if places is not None:
-        _check(places.dtype in PLACES, f"places has dtype {places.dtype}; it must be int32 or int64")
+        _check_indices("places", places)
         _check(
             tuple(places.shape) == (query.shape[0],),
             f"places has shape {tuple(places.shape)}; it must be [B] = [{query.shape[0]}]",
